@@ -1,0 +1,83 @@
+"""The graphs of a bundle: what each computes, port by port.
+
+| graph           | inputs                                              | outputs                                       |
+| --------------- | --------------------------------------------------- | --------------------------------------------- |
+| target          | embeddings [T, H], position_ids i32 [T], caches     | hidden [T, H], features [T, taps * H], caches |
+| head            | hidden [T, H]                                       | logits [T, vocabulary], token i32 [T]         |
+| drafter_context | features [T, taps * H], position_ids i32 [T]        | key.i, value.i [T, kv_width] of drafter layers |
+| drafter         | embeddings [T, H], position_ids i32 [T], caches     | hidden [T, H], caches                         |
+
+f32 unless said otherwise. The caches are the ports of `attention.py` and `delta.py`. `hidden` is after the final norm;
+`features` are the residual stream after the tapped layers, before any norm.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import dense, qwen3_5
+from .attention import positions, rotate
+from .errors import UnsupportedError
+from .layers import heads, self_attention, swiglu
+from .specs import DrafterSpec, TargetSpec
+from .vocabulary import Ops, Value
+from .weights import Matrix, Weights
+
+HiddenStates = Callable[[Ops, TargetSpec, Weights, int, int, Value], tuple[list[Value], Value]]
+FAMILIES: dict[str, HiddenStates] = {
+    "qwen3_5": qwen3_5.hidden_states,
+    "qwen3": dense.hidden_states,
+    "llama": dense.hidden_states,
+}
+
+
+def target(ops: Ops, spec: TargetSpec, weights: Weights, taps: tuple[int, ...], *, rows: int, capacity: int) -> None:
+    """Emit the target for `rows` token rows and `capacity` cached positions."""
+    if spec.family not in FAMILIES:
+        raise UnsupportedError(f"target family {spec.family!r} is unknown; known: {', '.join(FAMILIES)}")
+    x = ops.input("embeddings", [rows, spec.hidden_size])
+    states, final = FAMILIES[spec.family](ops, spec, weights, rows, capacity, x)
+    ops.output("hidden", final)
+    if taps:
+        ops.output("features", ops.concat([states[t] for t in taps], 1))
+
+
+def head(ops: Ops, weight: Matrix, *, rows: int) -> None:
+    """Emit the language model head shared by target and drafter."""
+    logits = ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight)
+    ops.output("logits", logits)
+    ops.output("token", ops.argmax(logits))
+
+
+def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: int) -> None:
+    """Emit the projection of target features to the keys and values of every drafter layer."""
+    attn = spec.attention
+    features = ops.input("features", [rows, spec.feature_width])
+    at = positions(ops, attn.rope, rows)
+    context = ops.linear(features, weights.matrix("fc.weight"))
+    context = ops.rms_norm(context, weights.array("hidden_norm.weight"), spec.rms_eps)
+    for i in range(len(spec.layers)):
+        prefix = f"layers.{i}.self_attn"
+        norm = f"{prefix}.k_norm" if attn.qk_norm else None
+        key = heads(ops, context, weights, f"{prefix}.k_proj", attn.kv_heads, attn, spec.rms_eps, norm)
+        key = rotate(ops, key, at, attn.rope, attn.head_dim)
+        value = heads(ops, context, weights, f"{prefix}.v_proj", attn.kv_heads, attn, spec.rms_eps, None)
+        ops.output(f"key.{i}", ops.reshape(key, [-1, attn.kv_width]))
+        ops.output(f"value.{i}", ops.reshape(value, [-1, attn.kv_width]))
+
+
+def drafter(ops: Ops, spec: DrafterSpec, weights: Weights, *, capacity: int) -> None:
+    """Emit the drafter over one block: anchor and masks in, hidden rows for the head out."""
+    x = ops.input("embeddings", [spec.block_size, spec.hidden_size])
+    if spec.embedding_scale != 1.0:
+        x = ops.multiply(x, ops.constant(np.array(spec.embedding_scale, np.float32)))
+    at = positions(ops, spec.attention.rope, spec.block_size)
+    for i, layer in enumerate(spec.layers):
+        h = ops.rms_norm(x, weights.array(f"layers.{i}.input_layernorm.weight"), spec.rms_eps)
+        mixed = self_attention(
+            ops, i, h, weights, spec.attention, spec.rms_eps, at, capacity, window=layer.window, causal=layer.causal
+        )
+        x = ops.add(x, mixed)
+        h = ops.rms_norm(x, weights.array(f"layers.{i}.post_attention_layernorm.weight"), spec.rms_eps)
+        x = ops.add(x, swiglu(ops, h, weights, f"layers.{i}.mlp"))
+    ops.output("hidden", ops.rms_norm(x, weights.array("norm.weight"), spec.rms_eps))

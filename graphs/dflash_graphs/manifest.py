@@ -1,0 +1,80 @@
+"""The manifest of a bundle, `dflash.json`: what is inside, where it came from, and the hash of every file.
+
+Knows the names of a bundle's parts. Does not open graphs or weights.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import BundleError
+from .specs import DrafterSpec, TargetSpec
+
+FORMAT_VERSION = 1
+MANIFEST = "dflash.json"
+GRAPHS = ("target", "head", "drafter_context", "drafter")
+IR = "openvino_model.xml"
+EMBEDDINGS = "embeddings.bin"
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint: Hub id or folder name, and the revision where there is one."""
+
+    name: str
+    revision: str | None = None
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
+    """One graph file, its weight format (f32, bf16, f16, int8, int4) and its ports."""
+
+    file: str
+    weight_format: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    size: int  # bytes
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole of `dflash.json`. Paths are relative to the bundle and use forward slashes."""
+
+    format_version: int = FORMAT_VERSION
+    backend: str = "openvino"
+    target: TargetSpec
+    drafter: DrafterSpec | None = None
+    target_source: Source
+    drafter_source: Source | None = None
+    embedding_dtype: str  # of `embeddings.bin`, row-major [vocab_size, hidden_size]: f32, bf16 or f16
+    graphs: dict[str, Graph]
+    files: dict[str, File]
+    versions: dict[str, str]  # of the packages that wrote the bundle
+
+    def encode(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check `folder/dflash.json`; raise BundleError that says what is wrong with it."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST}. Make one with `dflash export`.")
+    try:
+        version = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("format_version")
+        if version != FORMAT_VERSION:
+            raise BundleError(
+                f"{path}: format version {version!r}, but this installation reads version {FORMAT_VERSION}. "
+                "Export the bundle again or install the version that wrote it."
+            )
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except msgspec.DecodeError as error:  # includes validation errors
+        raise BundleError(f"{path} is damaged: {error}. Export the bundle again.") from error

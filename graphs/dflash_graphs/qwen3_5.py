@@ -1,0 +1,66 @@
+"""Qwen3.5: three Gated DeltaNet layers to one full attention layer with an output gate.
+
+Norm weights are stored as `w` and used as `1 + w`, except the gated norm of the recurrent layers.
+"""
+
+from .attention import Positions, attention, positions, rotate
+from .delta import Window, gated_delta, window
+from .layers import heads, swiglu
+from .specs import TargetSpec
+from .vocabulary import Ops, Value
+from .weights import Weights
+
+
+def hidden_states(
+    ops: Ops, spec: TargetSpec, weights: Weights, rows: int, capacity: int, x: Value
+) -> tuple[list[Value], Value]:
+    """Return the residual stream after every layer and the final normed rows, each [T, hidden]."""
+    assert spec.delta is not None
+
+    def norm(value: Value, name: str) -> Value:
+        return ops.rms_norm(value, weights.array(f"{name}.weight") + 1, spec.rms_eps)
+
+    at = positions(ops, spec.attention.rope, rows)
+    place = window(ops, spec.delta, at.ids)
+    states = []
+    for i, kind in enumerate(spec.layers):
+        h = norm(x, f"layers.{i}.input_layernorm")
+        if kind == "attention":
+            x = ops.add(x, _gated_attention(ops, i, h, spec, weights, at, capacity))
+        else:
+            x = ops.add(x, _delta_layer(ops, i, h, spec, weights, place))
+        x = ops.add(x, swiglu(ops, norm(x, f"layers.{i}.post_attention_layernorm"), weights, f"layers.{i}.mlp"))
+        states.append(x)
+    return states, norm(x, "norm")
+
+
+def _gated_attention(
+    ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights, at: Positions, capacity: int
+) -> Value:
+    attn, prefix = spec.attention, f"layers.{i}.self_attn"
+    both = ops.linear(h, weights.matrix(f"{prefix}.q_proj.weight"))  # per head: query, then gate
+    query, gate = ops.split(ops.reshape(both, [-1, attn.heads, 2 * attn.head_dim]), [attn.head_dim, attn.head_dim], 2)
+    query = ops.rms_norm(query, weights.array(f"{prefix}.q_norm.weight") + 1, spec.rms_eps)
+    key = heads(ops, h, weights, f"{prefix}.k_proj", attn.kv_heads, attn, spec.rms_eps, None)
+    key = ops.rms_norm(key, weights.array(f"{prefix}.k_norm.weight") + 1, spec.rms_eps)
+    value = heads(ops, h, weights, f"{prefix}.v_proj", attn.kv_heads, attn, spec.rms_eps, None)
+    query = rotate(ops, query, at, attn.rope, attn.head_dim)
+    key = rotate(ops, key, at, attn.rope, attn.head_dim)
+    mixed = attention(ops, i, query, key, value, attn, at, capacity)
+    mixed = ops.multiply(mixed, ops.sigmoid(ops.reshape(gate, [-1, attn.heads * attn.head_dim])))
+    return ops.linear(mixed, weights.matrix(f"{prefix}.o_proj.weight"))
+
+
+def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights, place: Window) -> Value:
+    assert spec.delta is not None
+    delta, prefix = spec.delta, f"layers.{i}.linear_attn"
+    mixed = ops.linear(h, weights.matrix(f"{prefix}.in_proj_qkv.weight"))
+    gate = ops.linear(h, weights.matrix(f"{prefix}.in_proj_z.weight"))
+    # errors here would accumulate in the recurrence: these two stay in floats
+    decay = ops.linear(h, weights.matrix(f"{prefix}.in_proj_a.weight", precise=True))
+    beta = ops.linear(h, weights.matrix(f"{prefix}.in_proj_b.weight", precise=True))
+    out = gated_delta(ops, i, mixed, decay, beta, delta, place, weights)
+    out = ops.reshape(out, [-1, delta.value_heads, delta.value_dim])
+    out = ops.rms_norm(out, weights.array(f"{prefix}.norm.weight"), spec.rms_eps)
+    out = ops.multiply(ops.reshape(out, [-1, delta.value_heads * delta.value_dim]), ops.silu(gate))
+    return ops.linear(out, weights.matrix(f"{prefix}.out_proj.weight"))
