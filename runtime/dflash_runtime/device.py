@@ -1,0 +1,58 @@
+"""How a bundle runs on this CPU: precisions, threads and the plugin properties that follow from them.
+
+Everything that could change a result is set explicitly and can be printed; nothing is left to a default.
+"""
+
+import os
+from dataclasses import dataclass, replace
+
+import openvino as ov
+from dflash_graphs.errors import RequestError
+
+from .protocols import Properties
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Plugin settings of every graph of a bundle."""
+
+    precision: str  # of products and of unmarked elementwise work: f32 or bf16
+    kv_precision: str  # of the key/value caches: f32, f16 or bf16
+    quantization_group: int  # dynamic quantization of activations before integer weights; 0: off
+    threads: int  # 0: the plugin's choice, one per physical core
+
+    def properties(self) -> Properties:
+        found: Properties = {
+            "INFERENCE_PRECISION_HINT": self.precision,
+            "KV_CACHE_PRECISION": self.kv_precision,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(self.quantization_group),
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": "1",
+        }
+        if self.threads:
+            found["INFERENCE_NUM_THREADS"] = str(self.threads)
+        return found
+
+    def without_quantization(self) -> "Settings":
+        return replace(self, quantization_group=0)
+
+
+def choose_settings(
+    core: ov.Core, weight_format: str, threads: int | None = None, precision: str | None = None
+) -> Settings:
+    """Return the settings that keep results exact for weights of this format on this CPU."""
+    capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if threads is not None and threads < 1:
+        raise RequestError(f"threads must be at least 1, not {threads}")
+    if precision == "bf16" and "BF16" not in capabilities:
+        raise RequestError("this CPU has no bf16 products; use precision f32")
+    chosen = precision or ("bf16" if weight_format == "bf16" and "BF16" in capabilities else "f32")
+    if chosen not in ("f32", "bf16"):
+        raise RequestError(f"precision must be f32 or bf16, not {chosen!r}")
+    quantized = weight_format.startswith("int")
+    return Settings(
+        precision=chosen,
+        kv_precision=chosen,
+        quantization_group=32 if quantized else 0,
+        threads=min(threads, os.cpu_count() or threads) if threads else 0,
+    )

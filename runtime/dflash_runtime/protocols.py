@@ -1,0 +1,87 @@
+"""What the decode loop needs of a backend: NumPy arrays in, NumPy arrays out.
+
+The loop is written against these protocols only; `openvino_models.py` implements them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatRows = NDArray[np.float32]
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Head outputs of T rows; views that stay valid until the head's next call."""
+
+    values: FloatRows  # [T, vocabulary]
+    tokens: Tokens  # [T], argmax of each row, lowest id among equals
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Target outputs of T rows; views that stay valid until the target's next call."""
+
+    hidden: FloatRows  # [T, hidden]
+    features: FloatRows  # [T, taps * hidden]; [T, 0] without taps
+
+
+class Target(Protocol):
+    """The target with its caches. `verify` leaves no trace of a row until `commit` accepts it."""
+
+    @property
+    def length(self) -> int:
+        """Committed tokens: the position of the next row."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows one call of `verify` takes."""
+        ...
+
+    def verify(self, tokens: Sequence[int]) -> Rows:
+        """Run the rows `tokens` at positions length, length + 1, …"""
+        ...
+
+    def commit(self, count: int) -> None:
+        """Keep the first `count` rows of the last `verify`."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything committed."""
+        ...
+
+
+class Head(Protocol):
+    """The language model head; it serves target and drafter rows alike."""
+
+    def __call__(self, hidden: FloatRows) -> Logits: ...
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Draft tokens and, where known, the proposer's own probability of each; both of the same length."""
+
+    tokens: Sequence[int]
+    probabilities: Sequence[float] = ()
+
+
+class Proposer(Protocol):
+    """Source of draft tokens. Nothing it proposes can change what is emitted, only how fast."""
+
+    def observe(self, tokens: Sequence[int], rows: Rows) -> None:
+        """Take note of newly committed tokens and their target rows (the first `len(tokens)` of `rows`)."""
+        ...
+
+    def propose(self, anchor: int, count: int) -> Proposal:
+        """Propose up to `count` tokens to follow `anchor`, the last emitted and not yet committed token."""
+        ...
+
+    def reset(self) -> None: ...
+
+
+Properties = dict[str, Any]

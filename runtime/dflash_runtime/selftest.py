@@ -1,0 +1,35 @@
+"""Finds the smallest row count at which this machine computes every row bit for bit as in a wide call.
+
+Matrix kernels may take another path for very few rows. Plain decoding and short verifies are padded to the count found
+here; a machine on which no count passes is refused rather than trusted.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .protocols import Head, Target
+
+_CANDIDATES = (2, 3, 4, 5, 6, 8)
+
+
+def smallest_exact_rows(target: Target, head: Head) -> int | None:
+    """Return the smallest safe row count, or None when none of the candidates is; leaves the target reset."""
+    vocabulary = head(target.verify([0] * target.max_rows).hidden).values.shape[1]
+    tokens = np.random.default_rng(0).integers(0, vocabulary, target.max_rows).tolist()
+    wide = _outputs(target, head, tokens)
+    safe = None
+    for rows in reversed(_CANDIDATES):  # every wider candidate has to pass as well
+        narrow = _outputs(target, head, tokens[:rows])
+        if not all(np.array_equal(a, b[:rows]) for a, b in zip(narrow, wide, strict=True)):
+            break
+        safe = rows
+    target.reset()
+    return safe
+
+
+def _outputs(target: Target, head: Head, tokens: list[int]) -> list[NDArray[Any]]:
+    target.reset()
+    rows = target.verify(tokens)
+    return [rows.hidden.copy(), rows.features.copy(), head(rows.hidden).values.copy()]
