@@ -4,18 +4,22 @@ The sequence is cut at multiples of CHUNK. A call recomputes the window of two c
 first the kept rows since then, then the call's own rows, then padding that changes nothing (beta 0, decay 1). So a row's
 result never depends on where a call began, and a rejected row never reaches a state.
 
-Ports of layer `i`: inputs `past_rows.i` [history, row_width] (the convolution's past, then the rows since the boundary,
-oldest first, the rest ignored) and `state.i` [value_heads, key_dim, value_dim]; outputs `rows.i` [T, row_width], the
-rows to keep, and `next_state.i`, the state after the window's first chunk. All f32.
+Ports of layer `i`: inputs `past_rows.i` [history, conv_width] and `past_gates.i` [history, 2 * value_heads] (the
+convolution's past, then the rows since the boundary, oldest first, the rest ignored) and `state.i` [value_heads, key_dim,
+value_dim]; outputs `rows.i` and `gates.i`, the T rows to keep, and `next_state.i`, the state after the window's first
+chunk. All f32.
 
 The chunk form (WY) with decays c = cumsum(g), D = exp(c_i - c_j) for j <= i:
     (I + tril(beta K K' * D, -1)) N = beta (V - e^c K S),  O = e^c Q S + (Q K' * D) N,
     S' = e^c_last S + (e^(c_last - c) K)' N
+
+Layout: the axes that are taken apart stand outermost (chunk, then query / key), since only there a split is free.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .specs import CHUNK, WINDOW, DeltaSpec
 from .vocabulary import Ops, Value
@@ -26,8 +30,9 @@ from .weights import Weights
 class Window:
     """Index arithmetic shared by all recurrent layers of one call."""
 
-    source: Value  # i32 [kernel - 1 + WINDOW]: which row of (past_rows, new rows) stands at each place
-    valid: Value  # f32 [WINDOW, 1]: 1 where a real token stands
+    taps: Value  # i32 [kernel * WINDOW]: which row of (past_rows, new rows) each tap of each window place reads
+    place: Value  # i32 [WINDOW]: which row of (past_gates, new gates) stands at each place
+    valid: Value  # f32 [2, 1, CHUNK, 1]: 1 where a real token stands
     new: Value  # i32 [T]: the window places of the call's own rows
 
 
@@ -39,138 +44,150 @@ def window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window:
         return ops.constant(np.array([n], np.int32))
 
     rows, before = ops.rows(ids), spec.kernel - 1
-    place = ops.constant(np.arange(before + WINDOW, dtype=np.int32))
     kept = ops.add(pending, number(before))
-    shifted = ops.add(ops.subtract(place, kept), number(spec.history))
     last = ops.add(rows, number(spec.history - 1))
-    source = ops.select(ops.less(place, kept), place, ops.minimum(shifted, last))
-    place = ops.constant(np.arange(WINDOW, dtype=np.int32).reshape(-1, 1))
-    valid = ops.convert(ops.less(place, ops.add(pending, rows)), "f32")
-    first = ops.slice(ids, 0, 1, 0)
-    return Window(source, valid, ops.add(ops.subtract(ids, first), pending))
+
+    def source(place: NDArray[np.int32]) -> Value:
+        """Row of (past, new) at `place`, counted from the first row the convolution reaches back to."""
+        at = ops.constant(place)
+        shifted = ops.minimum(ops.add(ops.subtract(at, kept), number(spec.history)), last)
+        return ops.select(ops.less(at, kept), at, shifted)
+
+    place = np.arange(WINDOW, dtype=np.int32)
+    taps = source((np.arange(spec.kernel, dtype=np.int32)[:, None] + place).reshape(-1))
+    valid = ops.convert(ops.less(ops.constant(place), ops.add(pending, rows)), "f32")
+    new = ops.add(ops.subtract(ids, ops.slice(ids, 0, 1, 0)), pending)
+    return Window(taps, source(place + before), ops.reshape(valid, [2, 1, CHUNK, 1]), new)
 
 
 def gated_delta(
-    ops: Ops, layer: int, mixed: Value, decay: Value, beta: Value, spec: DeltaSpec, at: Window, weights: Weights
+    ops: Ops, layer: int, mixed: Value, gates: Value, spec: DeltaSpec, at: Window, weights: Weights
 ) -> Value:
     """Run the layer's convolution and recurrence on its projected rows.
 
-    `mixed` [T, conv_width], `decay` and `beta` [T, value_heads] are the outputs of in_proj_qkv, in_proj_a and in_proj_b;
+    `mixed` [T, conv_width] is the output of in_proj_qkv, `gates` [T, 2 * value_heads] those of in_proj_a and in_proj_b;
     `weights` is read at `layers.i.linear_attn.*`. Returns [T, value_heads * value_dim], before the gated norm.
     """
-    prefix = f"layers.{layer}.linear_attn"
     with ops.precise():
-        rows = ops.concat([mixed, decay, beta], 1)
-        ops.output(f"rows.{layer}", rows)
-        past = ops.input(f"past_rows.{layer}", [spec.history, spec.row_width])
-        placed = ops.gather(ops.concat([past, rows], 0), at.source)
-        mixed, decay, beta = ops.split(placed, [spec.conv_width, spec.value_heads, spec.value_heads], 1)
-        query, key, value = _convolve(ops, mixed, weights.array(f"{prefix}.conv1d.weight"), spec)
-        rate = -np.exp(weights.array(f"{prefix}.A_log"))
-        bias = weights.array(f"{prefix}.dt_bias")
-        decay, beta = (ops.slice(x, spec.kernel - 1, spec.kernel - 1 + WINDOW, 0) for x in (decay, beta))
-        decay = ops.multiply(ops.softplus(ops.add(decay, ops.constant(bias))), ops.constant(rate))
-        log_decay = _by_chunk(ops, ops.multiply(decay, at.valid), spec.value_heads, 1)
-        strength = _by_chunk(ops, ops.multiply(ops.sigmoid(beta), at.valid), spec.value_heads, 1)
-        chunks = _chunks(ops, query, key, value, log_decay, strength, spec)
+        ops.output(f"rows.{layer}", mixed)
+        ops.output(f"gates.{layer}", gates)
+        past = ops.input(f"past_rows.{layer}", [spec.history, spec.conv_width])
+        past_gates = ops.input(f"past_gates.{layer}", [spec.history, 2 * spec.value_heads])
         state = ops.input(f"state.{layer}", [spec.value_heads, spec.key_dim, spec.value_dim])
-        first, state = _advance(ops, chunks[0], state)
+        both, values = _convolve(ops, ops.gather(ops.concat([past, mixed], 0), at.taps), layer, spec, weights)
+        log_decay, beta = _gates(ops, ops.gather(ops.concat([past_gates, gates], 0), at.place), layer, spec, at, weights)
+        first, second = _chunks(ops, both, values, log_decay, beta, spec)
+        out, state = _advance(ops, first, state)
         ops.output(f"next_state.{layer}", state)
-        second, _ = _advance(ops, chunks[1], state)
-        out = ops.concat([ops.transpose(x, [1, 0, 2]) for x in (first, second)], 0)
-        out = ops.reshape(out, [WINDOW, spec.value_heads * spec.value_dim])
-        return ops.gather(out, at.new)
+        out = ops.concat([out, _advance(ops, second, state)[0]], 0)
+        out = ops.transpose(ops.reshape(out, [2, spec.value_heads, CHUNK, spec.value_dim]), [0, 2, 1, 3])
+        return ops.gather(ops.reshape(out, [WINDOW, spec.value_heads * spec.value_dim]), at.new)
 
 
-def _convolve(ops: Ops, mixed: Value, taps: np.ndarray, spec: DeltaSpec) -> tuple[Value, Value, Value]:
-    """Causal depthwise convolution and SiLU; queries, keys (unit length), values as [2, heads, CHUNK, dim]."""
+def _convolve(ops: Ops, taps: Value, layer: int, spec: DeltaSpec, weights: Weights) -> tuple[Value, Value]:
+    """Causal depthwise convolution and SiLU.
+
+    Returns unit queries (scaled) and keys [2, 2, key_heads, CHUNK, key_dim], and values [2, value_heads, CHUNK, value_dim].
+    """
+    kernel = weights.array(f"layers.{layer}.linear_attn.conv1d.weight").reshape(spec.conv_width, spec.kernel)
     total = None
-    for j in range(spec.kernel):
-        weight = np.ascontiguousarray(taps.reshape(spec.conv_width, spec.kernel)[:, j])
-        term = ops.multiply(ops.slice(mixed, j, j + WINDOW, 0), ops.constant(weight))
+    for j, rows in enumerate(ops.split(taps, [WINDOW] * spec.kernel, 0)):
+        term = ops.multiply(rows, ops.constant(np.ascontiguousarray(kernel[:, j])))
         total = term if total is None else ops.add(total, term)
     keys = spec.key_heads * spec.key_dim
-    query, key, value = ops.split(ops.silu(total), [keys, keys, spec.value_heads * spec.value_dim], 1)
-    query = ops.l2_norm(_by_chunk(ops, query, spec.key_heads, spec.key_dim), 1e-6, spec.key_dim**-0.5)
-    key = ops.l2_norm(_by_chunk(ops, key, spec.key_heads, spec.key_dim), 1e-6)
-    return query, key, _by_chunk(ops, value, spec.value_heads, spec.value_dim)
+    both, values = ops.split(ops.silu(total), [2 * keys, spec.value_heads * spec.value_dim], 1)
+    both = ops.transpose(ops.reshape(both, [2, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 2, 3, 1, 4])
+    scale = np.array([spec.key_dim**-0.5, 1.0], np.float32).reshape(2, 1, 1, 1)
+    both = ops.l2_norm(both, 1e-6, scale)
+    return both, ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
 
 
-def _by_chunk(ops: Ops, x: Value, heads: int, width: int) -> Value:
-    """[WINDOW, heads * width] -> [2, heads, CHUNK, width]."""
-    return ops.transpose(ops.reshape(x, [2, CHUNK, heads, width]), [0, 2, 1, 3])
+def _gates(
+    ops: Ops, gates: Value, layer: int, spec: DeltaSpec, at: Window, weights: Weights
+) -> tuple[Value, Value]:
+    """Log decay g and strength beta, [2, value_heads, CHUNK, 1]; both 0 where no token stands."""
+    prefix, per_head = f"layers.{layer}.linear_attn", (spec.value_heads, 1, 1)
+    rate = ops.constant(-np.exp(weights.array(f"{prefix}.A_log")).reshape(per_head))
+    bias = ops.constant(weights.array(f"{prefix}.dt_bias").reshape(per_head))
+    gates = ops.transpose(ops.reshape(gates, [2, CHUNK, 2, spec.value_heads]), [2, 0, 3, 1])
+    decay, beta = (ops.reshape(x, [2, *per_head[:1], CHUNK, 1]) for x in ops.split(gates, [1, 1], 0))
+    decay = ops.multiply(ops.multiply(ops.softplus(ops.add(decay, bias)), rate), at.valid)
+    return decay, ops.multiply(ops.sigmoid(beta), at.valid)
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk, everything that does not depend on the state; leading axis value heads."""
+    """One chunk, everything that does not depend on the state. The leading 2 is (queries, keys)."""
 
-    keys_queries: Value  # [2 * CHUNK, key_dim], scaled by the decay since the chunk's start
-    values: Value  # [CHUNK, value_dim]
-    strength: Value  # beta [CHUNK, 1]
-    solve: Value  # [2 * CHUNK, CHUNK]: rows to N, then rows to (Q K' * D) N
-    keys: Value  # [CHUNK, key_dim], scaled by the decay until the chunk's end
-    decay: Value  # [1, 1], over the whole chunk
+    both: Value  # [2, value_heads, CHUNK, key_dim], scaled by the decay since the chunk's start
+    values: Value  # [value_heads, CHUNK, value_dim]
+    beta: Value  # [value_heads, CHUNK, 1]
+    solve: Value  # [2, value_heads, CHUNK, CHUNK]: to (Q K' * D) N, to N
+    keys: Value  # [value_heads, CHUNK, key_dim], scaled by the decay until the chunk's end
+    decay: Value  # [value_heads, 1, 1], over the whole chunk
+    value_dim: int
 
 
-def _chunks(
-    ops: Ops, query: Value, key: Value, value: Value, log_decay: Value, strength: Value, spec: DeltaSpec
-) -> list[_Chunk]:
+def _chunks(ops: Ops, both: Value, values: Value, log_decay: Value, beta: Value, spec: DeltaSpec) -> list[_Chunk]:
+    heads, repeat = spec.value_heads, spec.value_heads // spec.key_heads
     lower = np.tril(np.ones((CHUNK, CHUNK), np.float32))
     total = ops.cumsum(log_decay, 2)
-    difference = ops.subtract(total, ops.transpose(total, [0, 1, 3, 2]))
+    difference = ops.subtract(total, ops.reshape(total, [2, heads, 1, CHUNK]))
     # the masked difference is what is exponentiated: above the diagonal it would overflow
     decays = ops.multiply(ops.exp(ops.multiply(difference, ops.constant(lower))), ops.constant(lower))
-    both = ops.concat([key, query], 2)
-    gram = _per_value_head(ops, ops.matmul(both, key, transpose_b=True), spec, [2 * CHUNK, CHUNK])
-    both = _per_value_head(ops, both, spec, [2 * CHUNK, spec.key_dim])
-    gram_keys, gram_queries = ops.split(gram, [CHUNK, CHUNK], 2)
-    below = ops.constant(np.tril(lower, -1))
-    inverse = _unit_lower_inverse(ops, ops.multiply(ops.multiply(ops.multiply(gram_keys, decays), strength), below))
-    solve = ops.concat([inverse, ops.matmul(ops.multiply(gram_queries, decays), inverse)], 2)
+    keys = ops.slice(both, 1, 2, 1)
+    gram = ops.matmul(both, keys, transpose_b=True)
+
+    def scaled(per_key_head: Value, per_value_head: Value, kinds: int, tail: list[int], width: int) -> Value:
+        """Product of [2, kinds, key_heads, *tail] and [2, value_heads, CHUNK, width] for every value head."""
+        a = ops.reshape(per_key_head, [2, kinds, spec.key_heads, 1, *tail])
+        b = ops.reshape(per_value_head, [2, 1, spec.key_heads, repeat, CHUNK, width])
+        return ops.reshape(ops.multiply(a, b), [2, kinds, heads, *tail])
+
+    inside, within = ops.split(scaled(gram, decays, 2, [CHUNK, CHUNK], CHUNK), [1, 1], 1)
+    beta_pairs = ops.multiply(ops.reshape(beta, [2, 1, heads, CHUNK, 1]), ops.constant(np.tril(lower, -1)))
+    inverse = _unit_lower_inverse(ops, ops.multiply(within, beta_pairs))
+    solve = ops.concat([ops.matmul(inside, inverse), inverse], 1)
     last = ops.slice(total, CHUNK - 1, CHUNK, 2)
-    keys = ops.multiply(ops.split(both, [CHUNK, CHUNK], 2)[0], ops.exp(ops.subtract(last, total)))
-    grown = ops.exp(total)
-    both = ops.multiply(both, ops.concat([grown, grown], 2))
-    parts = [ops.split(x, [1, 1], 0) for x in (both, value, strength, solve, keys, ops.exp(last))]
-    return [_Chunk(*(ops.reshape(part[i], _tail(spec, j)) for j, part in enumerate(parts))) for i in (0, 1)]
-
-
-def _tail(spec: DeltaSpec, field: int) -> list[int]:
-    key, value = spec.key_dim, spec.value_dim
-    sizes = [[2 * CHUNK, key], [CHUNK, value], [CHUNK, 1], [2 * CHUNK, CHUNK], [CHUNK, key], [1, 1]]
-    return [spec.value_heads, *sizes[field]]
-
-
-def _per_value_head(ops: Ops, x: Value, spec: DeltaSpec, tail: list[int]) -> Value:
-    """Repeat [2, key_heads, *tail] for the value heads that share each key head."""
-    repeat = spec.value_heads // spec.key_heads
-    if repeat == 1:
-        return x
-    spread = ops.multiply(ops.reshape(x, [2, spec.key_heads, 1, *tail]), ops.constant(np.ones((repeat, 1, 1), np.float32)))
-    return ops.reshape(spread, [2, spec.value_heads, *tail])
+    ending = scaled(keys, ops.exp(ops.subtract(last, total)), 1, [CHUNK, spec.key_dim], 1)
+    growing = scaled(both, ops.exp(total), 2, [CHUNK, spec.key_dim], 1)
+    square, tall = [2, heads, CHUNK, CHUNK], [2, heads, CHUNK, spec.key_dim]
+    shapes = [tall, [heads, CHUNK, spec.value_dim], [heads, CHUNK, 1], square, tall[1:], [heads, 1, 1]]
+    parts = [ops.split(x, [1, 1], 0) for x in (growing, values, beta, solve, ending, ops.exp(last))]
+    return [
+        _Chunk(*(ops.reshape(p[i], shape) for p, shape in zip(parts, shapes, strict=True)), spec.value_dim) for i in (0, 1)
+    ]
 
 
 def _unit_lower_inverse(ops: Ops, lower: Value) -> Value:
     """(I + lower)^-1 for strictly lower triangles, by divide and conquer (the nilpotent product is unstable in f32)."""
+    index, sizes = np.arange(CHUNK), (2, 4, 8)
 
-    def block(size: int) -> np.ndarray:
-        index = np.arange(CHUNK) // size
-        return ((index[:, None] % 2 == 1) & (index[:, None] == index[None, :] + 1)).astype(np.float32)
+    def block(size: int) -> NDArray[np.bool_]:
+        half = index // size
+        return (half[:, None] % 2 == 1) & (half[:, None] == half[None, :] + 1)
 
-    inverse = ops.subtract(ops.constant(np.eye(CHUNK, dtype=np.float32)), ops.multiply(lower, ops.constant(block(1))))
-    size = 2
-    while size < CHUNK:
-        corner = ops.multiply(lower, ops.constant(block(size)))
+    inverse = ops.subtract(ops.constant(np.eye(CHUNK, dtype=np.float32)), _masked(ops, lower, block(1)))
+    masks = np.stack([block(size) for size in sizes]).reshape(len(sizes), 1, 1, 1, CHUNK, CHUNK)
+    for corner in ops.split(_masked(ops, lower, masks), [1] * len(sizes), 0):
+        corner = ops.reshape(corner, [2, 1, -1, CHUNK, CHUNK])
         inverse = ops.subtract(inverse, ops.matmul(ops.matmul(inverse, corner), inverse))
-        size *= 2
     return inverse
+
+
+def _masked(ops: Ops, x: Value, mask: NDArray[np.bool_]) -> Value:
+    return ops.multiply(x, ops.constant(mask.astype(np.float32)))
 
 
 def _advance(ops: Ops, chunk: _Chunk, state: Value) -> tuple[Value, Value]:
     """Return the chunk's outputs [value_heads, CHUNK, value_dim] and the state after it."""
-    from_keys, from_queries = ops.split(ops.matmul(chunk.keys_queries, state), [CHUNK, CHUNK], 1)
-    wanted = ops.multiply(chunk.strength, ops.subtract(chunk.values, from_keys))
-    news, inside = ops.split(ops.matmul(chunk.solve, wanted), [CHUNK, CHUNK], 1)
+
+    def pair(x: Value, y: Value) -> list[Value]:
+        parts = ops.split(ops.matmul(x, y), [1, 1], 0)
+        return [ops.reshape(part, [-1, CHUNK, chunk.value_dim]) for part in parts]
+
+    from_queries, from_keys = pair(chunk.both, state)
+    wanted = ops.multiply(chunk.beta, ops.subtract(chunk.values, from_keys))
+    inside, news = pair(chunk.solve, wanted)
     after = ops.add(ops.multiply(state, chunk.decay), ops.matmul(chunk.keys, news, transpose_a=True))
     return ops.add(from_queries, inside), after

@@ -3,7 +3,7 @@
 | graph           | inputs                                              | outputs                                       |
 | --------------- | --------------------------------------------------- | --------------------------------------------- |
 | target          | embeddings [T, H], position_ids i32 [T], caches     | hidden [T, H], features [T, taps * H], caches |
-| head            | hidden [T, H]                                       | logits [T, vocabulary], token i32 [T]         |
+| head            | hidden [T, H]                                       | logits [T, vocabulary]                        |
 | drafter_context | features [T, taps * H], position_ids i32 [T]        | key.i, value.i [T, kv_width] of drafter layers |
 | drafter         | embeddings [T, H], position_ids i32 [T], caches     | hidden [T, H], caches                         |
 
@@ -44,9 +44,7 @@ def target(ops: Ops, spec: TargetSpec, weights: Weights, taps: tuple[int, ...], 
 
 def head(ops: Ops, weight: Matrix, *, rows: int) -> None:
     """Emit the language model head shared by target and drafter."""
-    logits = ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight)
-    ops.output("logits", logits)
-    ops.output("token", ops.argmax(logits))
+    ops.output("logits", ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight))
 
 
 def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: int) -> None:

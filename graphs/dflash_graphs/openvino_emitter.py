@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import opset15 as op
 from openvino.op import Constant
 
@@ -31,6 +30,7 @@ class OpenVinoOps:
         self._outputs: list[Any] = []
         self._precise: set[str] = set()
         self._decompressed: set[str] = set()
+        self._arrays: list[Array] = []
         self._is_precise = False
         self._count = 0
 
@@ -49,7 +49,19 @@ class OpenVinoOps:
         self._outputs.append(node)
 
     def constant(self, array: Array) -> Value:
-        return _constant(array).output(0)
+        if array.dtype.name == "bfloat16":
+            return self._packed_constant(array, array.shape, ov.Type.bf16)
+        raw = np.ascontiguousarray(array)
+        return self._shared(Constant(raw, shared_memory=True), raw)
+
+    def _packed_constant(self, array: Array, shape: Sequence[int], dtype: ov.Type) -> Value:
+        """A constant of a type NumPy lacks, over the array's own bytes."""
+        raw = np.ascontiguousarray(array).view(np.uint16 if dtype == ov.Type.bf16 else np.uint8)
+        return self._shared(Constant(ov.Tensor(raw, ov.Shape(list(shape)), dtype), shared_memory=True), raw)
+
+    def _shared(self, node: Any, array: Array) -> Value:
+        self._arrays.append(array)  # the node only borrows the memory: a mapped file stays a mapped file
+        return node.output(0)
 
     def label(self, name: str, value: Value) -> Value:
         node = value.get_node()
@@ -84,34 +96,34 @@ class OpenVinoOps:
     def _dequantized(self, weight: Matrix) -> Value:
         """The chain Constant, Convert, [Subtract], Multiply, [Reshape] which the plugin folds into the product."""
         if weight.scale is None:
-            constant = _constant(weight.values)
+            constant = self.constant(weight.values)
             if weight.values.dtype == np.float32:
-                return constant.output(0)
+                return constant
             converted = self._emit(op.convert(constant, "f32"))
             self._decompressed.add(converted.get_node().get_friendly_name())  # else the plugin keeps an f32 copy
             return converted
         out, width = weight.shape
         groups = [out, width] if weight.group_size is None else [out, width // weight.group_size, weight.group_size]
         integer = {8: (ov.Type.u8, ov.Type.i8), 4: (ov.Type.u4, ov.Type.i4)}[weight.bits][weight.signed]
-        value = self._emit(op.convert(_raw_constant(weight.values, groups, integer), "f32"))
+        value = self._emit(op.convert(self._packed_constant(weight.values, groups, integer), "f32"))
         if weight.zero_point is not None:
-            zero = _raw_constant(weight.zero_point, [*groups[:-1], 1], integer)
+            zero = self._packed_constant(weight.zero_point, [*groups[:-1], 1], integer)
             value = self._emit(op.subtract(value, op.convert(zero, "f32")))
-        value = self._emit(op.multiply(value, _constant(weight.scale)))
+        value = self._emit(op.multiply(value, self.constant(weight.scale)))
         return value if weight.group_size is None else self.reshape(value, [out, width])
 
     def rms_norm(self, x: Value, weight: Array, eps: float) -> Value:
         return self._normalize(x, op.reduce_mean, eps, weight)
 
-    def l2_norm(self, x: Value, eps: float, scale: float = 1.0) -> Value:
-        return self._normalize(x, op.reduce_sum, eps, np.array(scale, np.float32))
+    def l2_norm(self, x: Value, eps: float, scale: Array) -> Value:
+        return self._normalize(x, op.reduce_sum, eps, scale)
 
     def _normalize(self, x: Value, reduce: Any, eps: float, weight: Array) -> Value:
         with self.precise():
-            squares = self._emit(op.power(x, _constant(np.array(2.0, np.float32))))
-            total = self._emit(reduce(squares, _constant(np.array([-1], np.int64)), True))
+            squares = self._emit(op.power(x, self.constant(np.array(2.0, np.float32))))
+            total = self._emit(reduce(squares, _index([-1]), True))
             shifted = self.add(total, self.constant(np.array(eps, np.float32)))
-            inverse = self._emit(op.power(shifted, _constant(np.array(-0.5, np.float32))))
+            inverse = self._emit(op.power(shifted, self.constant(np.array(-0.5, np.float32))))
             return self.multiply(self.multiply(x, inverse), self.constant(weight))
 
     # elementwise
@@ -169,10 +181,6 @@ class OpenVinoOps:
     def cumsum(self, x: Value, axis: int) -> Value:
         return self._emit(op.cum_sum(x, _index(axis)))
 
-    def argmax(self, x: Value) -> Value:
-        top = op.topk(x, _index(1), -1, "max", "value", "i32", stable=True)
-        return self._emit(op.squeeze(top.output(1), _index([-1])))
-
     def rows(self, x: Value) -> Value:
         return self._emit(op.gather(op.shape_of(x, "i32"), _index([0]), _index(0)))
 
@@ -229,18 +237,3 @@ def _index(values: int | Sequence[int]) -> Any:
     return op.constant(np.asarray(values, np.int64))
 
 
-def _constant(array: Array) -> Any:
-    if array.dtype.name == "bfloat16":
-        return _raw_constant(array, array.shape, ov.Type.bf16)
-    return Constant(np.ascontiguousarray(array), shared_memory=True)
-
-
-def _raw_constant(array: NDArray[Any], shape: Sequence[int], dtype: ov.Type) -> Any:
-    """A constant over the array's own memory (a mapped file stays a mapped file)."""
-    raw = np.ascontiguousarray(array)
-    return Constant(ov.Tensor(raw.view(np.uint8).reshape(-1) if dtype.bitwidth < 8 else raw.view(_carrier(dtype)),
-                              ov.Shape(list(shape)), dtype), shared_memory=True)
-
-
-def _carrier(dtype: ov.Type) -> Any:
-    return {"bf16": np.uint16, "u8": np.uint8, "i8": np.int8}[dtype.get_type_name()]

@@ -3,12 +3,14 @@
 Norm weights are stored as `w` and used as `1 + w`, except the gated norm of the recurrent layers.
 """
 
+import numpy as np
+
 from .attention import Positions, attention, positions, rotate
 from .delta import Window, gated_delta, window
 from .layers import heads, swiglu
 from .specs import TargetSpec
 from .vocabulary import Ops, Value
-from .weights import Weights
+from .weights import Matrix, Weights
 
 
 def hidden_states(
@@ -57,9 +59,10 @@ def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights,
     mixed = ops.linear(h, weights.matrix(f"{prefix}.in_proj_qkv.weight"))
     gate = ops.linear(h, weights.matrix(f"{prefix}.in_proj_z.weight"))
     # errors here would accumulate in the recurrence: these two stay in floats
-    decay = ops.linear(h, weights.matrix(f"{prefix}.in_proj_a.weight", precise=True))
-    beta = ops.linear(h, weights.matrix(f"{prefix}.in_proj_b.weight", precise=True))
-    out = gated_delta(ops, i, mixed, decay, beta, delta, place, weights)
+    floats = [weights.matrix(f"{prefix}.in_proj_{x}.weight", precise=True).values for x in "ab"]
+    stacked = np.concatenate(floats)
+    gates = ops.linear(h, Matrix(stacked, (len(stacked), spec.hidden_size)))
+    out = gated_delta(ops, i, mixed, gates, delta, place, weights)
     out = ops.reshape(out, [-1, delta.value_heads, delta.value_dim])
     out = ops.rms_norm(out, weights.array(f"{prefix}.norm.weight"), spec.rms_eps)
     out = ops.multiply(ops.reshape(out, [-1, delta.value_heads * delta.value_dim]), ops.silu(gate))

@@ -79,11 +79,6 @@ class DeltaSpec:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
-    def row_width(self) -> int:
-        """Width of one kept row: convolution inputs, then the decay and beta inputs of every value head."""
-        return self.conv_width + 2 * self.value_heads
-
-    @property
     def history(self) -> int:
         """Rows carried between calls: the convolution's past and up to CHUNK - 1 rows since the last boundary."""
         return self.kernel - 1 + CHUNK - 1

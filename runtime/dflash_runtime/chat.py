@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_graphs.errors import RequestError
+from dflash_graphs.errors import BundleError, RequestError
 
 from dflash_runtime.tokenizer import read_json, read_text, special_tokens
 
@@ -156,7 +156,10 @@ def _load_templates(folder: Path) -> dict[str, str]:
         raise ChatTemplateError(f"{folder} has no chat template; pass a ready-made prompt instead of messages")
     if isinstance(template, str):
         return {"default": template}
-    return {entry["name"]: entry["template"] for entry in template}
+    try:
+        return {entry["name"]: entry["template"] for entry in template}
+    except (KeyError, TypeError) as error:
+        raise BundleError(f"chat_template in {folder / 'tokenizer_config.json'} is malformed") from error
 
 
 def _prepare(message: Mapping[str, Any]) -> dict[str, Any]:
