@@ -4,6 +4,7 @@
 | --------------- | --------------------------------------------------- | --------------------------------------------- |
 | target          | embeddings [T, H], position_ids i32 [T], caches     | hidden [T, H], features [T, taps * H], caches |
 | head            | hidden [T, H]                                       | logits [T, vocabulary]                        |
+| draft_head      | hidden [T, H]                                       | logits [T, draft vocabulary], probability [T] |
 | drafter_context | features [T, taps * H], position_ids i32 [T]        | key.i, value.i [T, kv_width] of drafter layers |
 | drafter         | embeddings [T, H], position_ids i32 [T], caches     | hidden [T, H], caches                         |
 
@@ -45,6 +46,13 @@ def target(ops: Ops, spec: TargetSpec, weights: Weights, taps: tuple[int, ...], 
 def head(ops: Ops, weight: Matrix, *, rows: int) -> None:
     """Emit the language model head shared by target and drafter."""
     ops.output("logits", ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight))
+
+
+def draft_head(ops: Ops, weight: Matrix, *, rows: int) -> None:
+    """Emit the head over the draft vocabulary, with the probability of each row's likeliest token."""
+    logits = ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight)
+    ops.output("logits", logits)
+    ops.output("probability", ops.reduce_max(ops.softmax(logits, 1)))
 
 
 def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: int) -> None:

@@ -13,7 +13,7 @@ from .specs import DrafterSpec, TargetSpec
 
 FORMAT_VERSION = 1
 MANIFEST = "dflash.json"
-GRAPHS = ("target", "head", "drafter_context", "drafter")
+GRAPHS = ("target", "head", "drafter_context", "drafter", "draft_head")
 IR = "openvino_model.xml"
 EMBEDDINGS = "embeddings.bin"
 

@@ -178,6 +178,9 @@ class OpenVinoOps:
     def softmax(self, x: Value, axis: int) -> Value:
         return self._emit(op.softmax(x, axis))
 
+    def reduce_max(self, x: Value) -> Value:
+        return self._emit(op.reduce_max(x, _index([-1]), False))
+
     def cumsum(self, x: Value, axis: int) -> Value:
         return self._emit(op.cum_sum(x, _index(axis)))
 

@@ -11,12 +11,12 @@ from dflash_graphs.errors import BundleError, RequestError
 from .bundle import Bundle, Embeddings, open_bundle
 from .device import Settings, choose_settings
 from .loop import Decoder, Greedy, Round
-from .openvino_models import OpenVinoDrafter, OpenVinoHead, OpenVinoTarget
+from .openvino_models import OpenVinoDrafter, OpenVinoDraftHead, OpenVinoHead, OpenVinoTarget
 from .proposers import DFlashProposer
-from .protocols import Proposer
 from .selftest import smallest_exact_rows
 from .tokenizer import Tokenizer
-from .width import FixedWidth, WidthPolicy
+from .tuning import WIDTHS, Tuning, measure_draft, measure_verify, read_tuning, tuning_path, write_tuning
+from .width import AdaptiveWidth, Costs, FixedWidth, WidthPolicy
 
 Progress = Callable[[int, int], None]
 
@@ -71,14 +71,26 @@ class Engine:
         self.bundle, self.max_context = bundle, max_context
         self.tokenizer = Tokenizer(bundle.folder)
         embeddings = Embeddings(bundle)
-        self.settings, self._target, self._head, self.minimum_rows = _load_exact(core, bundle, embeddings, settings, max_context)
-        self._drafter: Proposer | None = None
-        if bundle.manifest.drafter is not None:
-            formats = bundle.manifest.graphs["drafter"].weight_format
-            own = choose_settings(core, formats, settings.threads or None)
-            drafter = OpenVinoDrafter(core, bundle, embeddings, own.properties(), own.kv_precision, max_context)
-            self._drafter = DFlashProposer(drafter, self._head)
+        path = tuning_path(bundle, settings)
+        tuning = read_tuning(path)
+        self.settings, self._target, self._head, self.minimum_rows = _load_exact(
+            core, bundle, embeddings, settings, max_context, tuning
+        )
+        self._drafter = _load_drafter(core, bundle, embeddings, settings, self._head, max_context)
+        if tuning is None:
+            tuning = self.measure(repeats=1)
+            write_tuning(path, tuning)
+        self.verify_costs, self.draft_costs = Costs(tuning.verify), Costs(tuning.draft)
         self.load_seconds = time.perf_counter() - start
+
+    def measure(self, repeats: int) -> Tuning:
+        """Measure the cost of every width on an empty context, medians of `repeats` calls; forgets any context."""
+        widths = [n for n in WIDTHS if self.minimum_rows <= n <= self._target.max_rows]
+        verify = measure_verify(self._target, self._head, widths, repeats)
+        spec, draft = self.bundle.manifest.drafter, {}
+        if self._drafter is not None and spec is not None:
+            draft = measure_draft(self._drafter, spec.feature_width, repeats)
+        return Tuning(settings=self.settings, minimum_rows=self.minimum_rows, verify=verify, draft=draft)
 
     def generate(self, prompt: str | Sequence[int], config: GenerationConfig | None = None) -> Result:
         """Run a request to its end."""
@@ -133,8 +145,9 @@ class Engine:
                 return
 
     def _policy(self, config: GenerationConfig) -> WidthPolicy:
-        spec = self.bundle.manifest.drafter
-        return FixedWidth(config.block_size or (spec.block_size if spec else 1))
+        if config.block_size is not None or self._drafter is None:
+            return FixedWidth(config.block_size or 1)
+        return AdaptiveWidth(self._drafter.block_size, self.minimum_rows, self.verify_costs, self.draft_costs)
 
     def _check(self, ids: Sequence[int], config: GenerationConfig) -> None:
         if not ids:
@@ -152,19 +165,37 @@ class Engine:
 
 
 def _load_exact(
-    core: ov.Core, bundle: Bundle, embeddings: Embeddings, settings: Settings, max_context: int
+    core: ov.Core,
+    bundle: Bundle,
+    embeddings: Embeddings,
+    settings: Settings,
+    max_context: int,
+    tuning: Tuning | None,
 ) -> tuple[Settings, OpenVinoTarget, OpenVinoHead, int]:
     """Load target and head; when they fail the exactness self-test, once more without dynamic quantization."""
-    for attempt in dict.fromkeys((settings, settings.without_quantization())):
+    attempts = (tuning.settings,) if tuning else (settings, settings.without_quantization())
+    for attempt in dict.fromkeys(attempts):
         properties = attempt.properties()
         target = OpenVinoTarget(core, bundle, embeddings, properties, attempt.kv_precision, max_context)
         head = OpenVinoHead(core, bundle, properties)
-        if rows := smallest_exact_rows(target, head):
+        vocabulary = bundle.manifest.target.vocab_size
+        if rows := tuning.minimum_rows if tuning else smallest_exact_rows(target, head, vocabulary):
             return attempt, target, head, rows
     raise BundleError(
         "on this CPU the result of a row depends on how many rows are computed together, so decoding with and without "
         "drafts could differ; load the bundle with precision f32, or export it in another weight format"
     )
+
+
+def _load_drafter(
+    core: ov.Core, bundle: Bundle, embeddings: Embeddings, settings: Settings, head: OpenVinoHead, max_context: int
+) -> DFlashProposer | None:
+    if bundle.manifest.drafter is None:
+        return None
+    own = choose_settings(core, bundle.manifest.graphs["drafter"].weight_format, settings.threads or None)
+    drafter = OpenVinoDrafter(core, bundle, embeddings, own.properties(), own.kv_precision, max_context)
+    own = choose_settings(core, bundle.manifest.graphs["draft_head"].weight_format, settings.threads or None)
+    return DFlashProposer(drafter, OpenVinoDraftHead(core, bundle, own.properties()), head)
 
 
 def load(

@@ -203,6 +203,22 @@ class OpenVinoHead:
         return Logits(logits, logits.argmax(axis=1).astype(np.int32))
 
 
+class OpenVinoDraftHead:
+    """The head's rows for the ids below `vocabulary`, with the drafter's confidence."""
+
+    def __init__(self, core: ov.Core, bundle: Bundle, properties: Properties) -> None:
+        self._graph = CompiledGraph(core, _open_tokens(core, bundle.graph("draft_head")), properties)
+        self.vocabulary = self._graph.compiled.output("logits").partial_shape[1].get_length()
+
+    def __call__(self, hidden: FloatRows) -> tuple[Tokens, FloatRows]:
+        """Return the likeliest token of each row and its probability, both [T]."""
+        self._graph.bind("hidden", ov.Tensor(hidden, shared_memory=True))
+        self._graph.run()
+        tokens: Tokens = self._graph.output("logits").argmax(axis=1)
+        probabilities: FloatRows = self._graph.output("probability")
+        return tokens, probabilities
+
+
 class OpenVinoDrafter:
     """The drafter with its context cache: features in, hidden rows of a drafted block out."""
 

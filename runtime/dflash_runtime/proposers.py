@@ -2,22 +2,51 @@
 
 from collections.abc import Sequence
 
-from .openvino_models import OpenVinoDrafter
-from .protocols import Head, Proposal, Rows
+import numpy as np
+
+from .openvino_models import OpenVinoDraftHead, OpenVinoDrafter
+from .protocols import FloatRows, Head, Proposal, Rows
+
+_MOST_WAITING = 256  # rows of features kept until the next draft
 
 
 class DFlashProposer:
-    """The drafter fills a block of masks in one pass; the target's head names the tokens."""
+    """The drafter fills a block of masks in one pass; a head names the tokens.
 
-    def __init__(self, drafter: OpenVinoDrafter, head: Head) -> None:
-        self._drafter, self._head = drafter, head
+    Features wait until the next draft, so plain rounds in between cost a copy and no inference. The draft head knows the
+    first ids of a large vocabulary only; where the text keeps leaving them, the target's own head takes over.
+    """
+
+    _MISSES = 0.02  # share of emitted tokens outside the draft vocabulary that calls for the full head
+
+    def __init__(self, drafter: OpenVinoDrafter, draft_head: OpenVinoDraftHead | None, head: Head) -> None:
+        self._drafter, self._draft_head, self._head = drafter, draft_head, head
+        self.block_size = drafter.spec.block_size
+        self._waiting: list[FloatRows] = []
+        self._missing = 0.0
 
     def observe(self, tokens: Sequence[int], rows: Rows) -> None:
-        self._drafter.extend(rows.features[: len(tokens)])
+        self._waiting.append(rows.features[: len(tokens)].copy())
+        if self._draft_head is not None:
+            for token in tokens:
+                self._missing += 0.02 * ((token >= self._draft_head.vocabulary) - self._missing)
+        if sum(map(len, self._waiting)) >= _MOST_WAITING:
+            self._extend()
 
     def propose(self, anchor: int, count: int) -> Proposal:
-        hidden = self._drafter.block(anchor, min(count + 1, self._drafter.spec.block_size))
-        return Proposal(self._head(hidden[1:]).tokens.tolist())
+        self._extend()
+        hidden = self._drafter.block(anchor, min(count + 1, self.block_size))[1:]
+        if self._draft_head is None or self._missing > self._MISSES:
+            return Proposal(self._head(hidden).tokens.tolist())
+        tokens, probabilities = self._draft_head(hidden)
+        return Proposal(tokens.tolist(), probabilities.tolist())
 
     def reset(self) -> None:
+        self._waiting.clear()
+        self._missing = 0.0
         self._drafter.reset()
+
+    def _extend(self) -> None:
+        if self._waiting:
+            self._drafter.extend(np.concatenate(self._waiting) if len(self._waiting) > 1 else self._waiting[0])
+            self._waiting.clear()

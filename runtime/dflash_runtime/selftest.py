@@ -4,8 +4,6 @@ Matrix kernels may take another path for very few rows. Plain decoding and short
 here; a machine on which no count passes is refused rather than trusted.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,14 +12,13 @@ from .protocols import Head, Target
 _CANDIDATES = (2, 3, 4, 5, 6, 8)
 
 
-def smallest_exact_rows(target: Target, head: Head) -> int | None:
+def smallest_exact_rows(target: Target, head: Head, vocabulary: int) -> int | None:
     """Return the smallest safe row count, or None when none of the candidates is; leaves the target reset."""
-    vocabulary = head(target.verify([0] * target.max_rows).hidden).values.shape[1]
     tokens = np.random.default_rng(0).integers(0, vocabulary, target.max_rows).tolist()
-    wide = _outputs(target, head, tokens)
+    wide = row_outputs(target, head, tokens)
     safe = None
     for rows in reversed(_CANDIDATES):  # every wider candidate has to pass as well
-        narrow = _outputs(target, head, tokens[:rows])
+        narrow = row_outputs(target, head, tokens[:rows])
         if not all(np.array_equal(a, b[:rows]) for a, b in zip(narrow, wide, strict=True)):
             break
         safe = rows
@@ -29,7 +26,8 @@ def smallest_exact_rows(target: Target, head: Head) -> int | None:
     return safe
 
 
-def _outputs(target: Target, head: Head, tokens: list[int]) -> list[NDArray[Any]]:
+def row_outputs(target: Target, head: Head, tokens: list[int]) -> list[NDArray[np.float32]]:
+    """Copies of hidden rows, features and logits of `tokens` on an empty context."""
     target.reset()
     rows = target.verify(tokens)
     return [rows.hidden.copy(), rows.features.copy(), head(rows.hidden).values.copy()]

@@ -1,0 +1,96 @@
+"""What this machine needs to know about a bundle before it decodes: the smallest exact row count and the cost of widths.
+
+Measured when a bundle is first loaded with given settings and kept in the user's cache folder, so that later loads start
+at once. `dflash tune` measures again, with more repetitions.
+"""
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import openvino as ov
+
+from .bundle import Bundle, bundle_key, cache_folder
+from .device import Settings
+from .openvino_models import OpenVinoHead, OpenVinoTarget
+from .proposers import DFlashProposer
+from .protocols import Rows
+from .selftest import row_outputs
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds by row count: `verify` for target and head, `draft` for drafter and draft head."""
+
+    settings: Settings
+    minimum_rows: int
+    verify: dict[int, float]
+    draft: dict[int, float]
+
+
+def tuning_path(bundle: Bundle, settings: Settings) -> Path:
+    """Where the tuning of this bundle, machine and software is kept."""
+    machine = (platform.machine(), _cpu_name(), os.cpu_count(), ov.get_version(), repr(settings))
+    digest = hashlib.sha256(repr((bundle_key(bundle.manifest), machine)).encode()).hexdigest()
+    return cache_folder() / "tuning" / f"{digest[:16]}.json"
+
+
+def read_tuning(path: Path) -> Tuning | None:
+    """Return what was measured before, or None; an unreadable file counts as nothing measured."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Tuning)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_tuning(path: Path, tuning: Tuning) -> None:
+    """Keep `tuning`; a cache folder that cannot be written only means measuring again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(tuning))
+        temporary.replace(path)
+    except OSError:
+        pass
+
+
+def measure_verify(target: OpenVinoTarget, head: OpenVinoHead, rows: Sequence[int], repeats: int) -> dict[int, float]:
+    """Median seconds of target and head by row count, on an empty context; the first call of each is not counted."""
+    tokens = [0] * target.max_rows
+    return {n: _median(partial(row_outputs, target, head, tokens[:n]), repeats) for n in rows}
+
+
+def measure_draft(proposer: DFlashProposer, feature_width: int, repeats: int) -> dict[int, float]:
+    """Median seconds of drafting, by row count of the block, anchor included."""
+    features = np.zeros((4, feature_width), np.float32)
+
+    def once(rows: int) -> None:
+        proposer.reset()
+        proposer.observe([0] * len(features), Rows(features, features))
+        proposer.propose(0, rows - 1)
+
+    found = {n: _median(partial(once, n), repeats) for n in WIDTHS if 1 < n <= proposer.block_size}
+    proposer.reset()
+    return found
+
+
+def _median(call: Callable[[], object], repeats: int) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def _cpu_name() -> str:
+    return str(ov.Core().get_property("CPU", "FULL_DEVICE_NAME"))
+
