@@ -5,11 +5,12 @@ and how many rows are verified decides only how many rounds it takes.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from .protocols import Head, Logits, Proposal, Proposer, Target
+from .context import Context
+from .protocols import Head, Logits, Proposal
 from .width import WidthPolicy
 
 _PADDING = 0  # fills a verify up to the smallest exact row count; its rows are never committed
@@ -39,50 +40,47 @@ class Sampler(Protocol):
 
 
 class Decoder:
-    """A target, its head and a source of draft tokens, decoding one sequence."""
+    """Decodes one sequence on a context, drafting and verifying as much as the policy says."""
 
-    def __init__(
-        self, target: Target, head: Head, proposer: Proposer | None, policy: WidthPolicy, minimum_rows: int
-    ) -> None:
-        self.target, self.head, self.proposer, self.policy = target, head, proposer, policy
-        self.minimum_rows = minimum_rows
+    def __init__(self, context: Context, head: Head, policy: WidthPolicy, minimum_rows: int) -> None:
+        self.context, self.head, self.policy, self.minimum_rows = context, head, policy, minimum_rows
+        self.target, self.proposer = context.target, context.proposer
 
-    def prefill(self, tokens: Sequence[int], sampler: Sampler) -> int:
-        """Commit the prompt's remaining tokens and return the first new one."""
-        start = self.target.length
-        while (done := self.target.length - start) < len(tokens):
+    def prefill(self, tokens: Sequence[int], sampler: Sampler, progress: Callable[[int], None] | None = None) -> int:
+        """Commit the prompt's remaining tokens and return the first new one; `progress` gets the tokens done so far."""
+        done = 0
+        while done < len(tokens):
             piece = tokens[done : done + self.target.max_rows]
             rows = self.target.verify(self._padded(piece))
-            count = len(piece)
-            last = max(0, count - self.minimum_rows)
-            if done + count == len(tokens):
-                logits = self.head(rows.hidden[last : last + self.minimum_rows])
-            self.target.commit(count)
-            if self.proposer is not None:
-                self.proposer.observe(piece, rows)
-        row = count - 1 - last
-        return sampler.choose(Logits(logits.values[row:], logits.tokens[row:]), (), self.target.length)[0]
+            done += len(piece)
+            if done == len(tokens):
+                first = max(0, len(piece) - self.minimum_rows)
+                logits = self.head(rows.hidden[first : first + self.minimum_rows])
+                last = len(piece) - 1 - first
+                logits = Logits(logits.values[last:], logits.tokens[last:])
+            self.context.commit(piece, rows)
+            if progress is not None:
+                progress(done)
+        return sampler.choose(logits, (), self.target.length)[0]
 
-    def rounds(self, anchor: int, limit: int, sampler: Sampler) -> Iterator[Round]:
-        """Yield rounds until `limit` tokens have followed `anchor`; the caller stops earlier at a stop token."""
-        while limit > 0:
-            this = self.round(anchor, limit, sampler)
+    def rounds(self, anchor: int, limit: int, sampler: Sampler, stops: Set[int] = frozenset()) -> Iterator[Round]:
+        """Yield rounds until `limit` tokens have followed `anchor` or a token of `stops` came."""
+        while limit > 0 and anchor not in stops:
+            this = self.round(anchor, limit, sampler, stops)
             yield this
             anchor, limit = this.tokens[-1], limit - len(this.tokens)
 
-    def round(self, anchor: int, limit: int, sampler: Sampler) -> Round:
+    def round(self, anchor: int, limit: int, sampler: Sampler, stops: Set[int] = frozenset()) -> Round:
         """Draft, verify, accept, commit."""
         start = time.perf_counter()
         drafts = self._draft(anchor, limit)
         drafted = time.perf_counter()
         rows = self.target.verify(self._padded([anchor, *drafts]))
-        tokens = sampler.choose(self.head(rows.hidden), drafts, self.target.length + 1)
-        self.target.commit(len(tokens))
-        if self.proposer is not None:
-            self.proposer.observe([anchor, *tokens[:-1]], rows)
+        chosen = sampler.choose(self.head(rows.hidden), drafts, self.target.length + 1)
+        tokens = _cut(chosen, limit, stops)
+        self.context.commit([anchor, *tokens[:-1]], rows)
         end = time.perf_counter()
-        # a length limit cuts what is emitted, never what is committed
-        this = Round(len(drafts), len(tokens) - 1, tuple(tokens[:limit]), drafted - start, end - drafted)
+        this = Round(len(drafts), len(chosen) - 1, tuple(tokens), drafted - start, end - drafted)
         self.policy.record(this)
         return this
 
@@ -96,6 +94,12 @@ class Decoder:
     def _padded(self, tokens: Sequence[int]) -> Sequence[int]:
         missing = self.minimum_rows - len(tokens)
         return tokens if missing <= 0 else [*tokens, *[_PADDING] * missing]
+
+
+def _cut(tokens: list[int], limit: int, stops: Set[int]) -> list[int]:
+    """The tokens up to the limit and the first stop, which is kept."""
+    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokens[: min(end, limit)]
 
 
 class Greedy:

@@ -5,7 +5,7 @@ prefill and verify share one packed copy of the weights. Caches are NumPy arrays
 counters and at most one pointer per recurrent layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from .bundle import Bundle, Embeddings
 from .paged import BLOCK, PagedLayer, use_paged_attention
-from .protocols import FloatRows, Logits, Properties, Rows, Tokens
+from .protocols import FloatRows, Logits, Properties, Rows, Snapshot, Tokens
 
+_PREFILL_ROWS = 256
 _KV_TYPES = {"f32": (np.float32, ov.Type.f32), "f16": (np.float16, ov.Type.f16), "bf16": (np.uint16, ov.Type.bf16)}
 
 
@@ -131,6 +132,13 @@ class _RecurrentLayer:
         """Copies of the state and of the kept rows."""
         return [self.states[0].copy(), *(past[: self._before + pending].copy() for past in self.past.values())]
 
+    def put(self, arrays: Iterator[NDArray[np.float32]]) -> None:
+        """Take back what `carried` copied."""
+        self.states[0][...] = next(arrays)
+        for past in self.past.values():
+            kept = next(arrays)
+            past[: len(kept)] = kept
+
     def reset(self) -> None:
         for array in (self.states[0], *self.past.values()):
             array[...] = 0
@@ -139,12 +147,12 @@ class _RecurrentLayer:
 class OpenVinoTarget:
     """Implements `protocols.Target`."""
 
-    max_rows = CHUNK
-
     def __init__(
         self, core: ov.Core, bundle: Bundle, embeddings: Embeddings, properties: Properties, kv: str, capacity: int
     ) -> None:
         spec = bundle.manifest.target
+        # a call may cross one chunk boundary; without recurrent layers nothing limits the prefill
+        self.max_rows = CHUNK if spec.delta is not None else _PREFILL_ROWS
         model = _open_tokens(core, bundle.graph("target"), spec.attention, [PagedLayer(i) for i in spec.attention_layers])
         self._graph = CompiledGraph(core, model, properties)
         self._embeddings, self._capacity, self.length = embeddings, capacity, 0
@@ -183,10 +191,25 @@ class OpenVinoTarget:
         for layer in self._layers:
             layer.reset()
 
-    def recurrent_state(self) -> list[NDArray[np.float32]]:
-        """Copies of everything the recurrent layers carry: states, and the rows that count."""
+    def snapshot(self) -> Snapshot:
+        """Copy what the recurrent layers carry; keys and values stay where they are."""
         pending = int(self._pending[0])
-        return [copy for layer in self._layers for copy in layer.carried(pending)]
+        return Snapshot(self.length, tuple(copy for layer in self._layers for copy in layer.carried(pending)))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of a prefix of what is committed."""
+        self.length = snapshot.length
+        self._pending[0] = self.length % CHUNK
+        arrays = iter(snapshot.arrays)
+        for layer in self._layers:
+            layer.put(arrays)
+
+    def rewind(self, length: int) -> bool:
+        """Go back to the first `length` tokens, if no recurrent state stands in the way."""
+        if self._layers and length != self.length:
+            return False
+        self.length = length
+        return True
 
 
 class OpenVinoHead:
@@ -270,8 +293,9 @@ class OpenVinoDrafter:
         hidden: FloatRows = self._graph.output("hidden")
         return hidden
 
-    def reset(self) -> None:
-        self.length = 0
+    def rewind(self, length: int) -> None:
+        """Keep the context of the first `length` positions."""
+        self.length = min(length, self.length)
 
 
 def _open_tokens(

@@ -77,8 +77,8 @@ class KnowingProposer:
         ahead = list(self.truth[self._seen + 1 : self._seen + 1 + right])
         return Proposal([*ahead, *wrong[len(ahead) :]])
 
-    def reset(self) -> None:
-        self._seen = 0
+    def rewind(self, length: int) -> None:
+        self._seen = length
 
 
 class RandomWidth:

@@ -41,10 +41,9 @@ class DFlashProposer:
         tokens, probabilities = self._draft_head(hidden)
         return Proposal(tokens.tolist(), probabilities.tolist())
 
-    def reset(self) -> None:
-        self._waiting.clear()
-        self._missing = 0.0
-        self._drafter.reset()
+    def rewind(self, length: int) -> None:
+        self._extend()
+        self._drafter.rewind(length)
 
     def _extend(self) -> None:
         if self._waiting:

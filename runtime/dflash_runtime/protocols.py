@@ -30,6 +30,14 @@ class Rows:
     features: FloatRows  # [T, taps * hidden]; [T, 0] without taps
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What a target needs, beside its keys and values, to go back to its first `length` tokens."""
+
+    length: int
+    arrays: tuple[FloatRows, ...]
+
+
 class Target(Protocol):
     """The target with its caches. `verify` leaves no trace of a row until `commit` accepts it."""
 
@@ -54,6 +62,14 @@ class Target(Protocol):
     def reset(self) -> None:
         """Forget everything committed."""
         ...
+
+    def rewind(self, length: int) -> bool:
+        """Go back to the first `length` committed tokens; False when only a snapshot can do that."""
+        ...
+
+    def snapshot(self) -> Snapshot: ...
+
+    def restore(self, snapshot: Snapshot) -> None: ...
 
 
 class Head(Protocol):
@@ -81,7 +97,9 @@ class Proposer(Protocol):
         """Propose up to `count` tokens to follow `anchor`, the last emitted and not yet committed token."""
         ...
 
-    def reset(self) -> None: ...
+    def rewind(self, length: int) -> None:
+        """Forget everything after the first `length` committed tokens."""
+        ...
 
 
 Properties = dict[str, Any]

@@ -72,12 +72,12 @@ def measure_draft(proposer: DFlashProposer, feature_width: int, repeats: int) ->
     features = np.zeros((4, feature_width), np.float32)
 
     def once(rows: int) -> None:
-        proposer.reset()
+        proposer.rewind(0)
         proposer.observe([0] * len(features), Rows(features, features))
         proposer.propose(0, rows - 1)
 
     found = {n: _median(partial(once, n), repeats) for n in WIDTHS if 1 < n <= proposer.block_size}
-    proposer.reset()
+    proposer.rewind(0)
     return found
 
 

@@ -6,6 +6,7 @@ the same, only the time they take changes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -74,40 +75,51 @@ class Costs:
 
 
 class Calibration:
-    """Turns the drafter's own probabilities into chances of acceptance, learnt by probability and by position."""
+    """Chances of acceptance, learnt online: by the drafter's own probability, and by position in the block."""
 
     _BINS = 12
-    _PRIOR = 8.0  # rounds' worth of trust in the drafter's word
-    _MEMORY = 0.995
+    _MEMORY = 0.97  # per round; about the last 30 rounds count
+    _PRIOR = 2.0  # rounds
 
     def __init__(self, block_size: int) -> None:
         centers = (np.arange(self._BINS) + 0.5) / self._BINS
-        self._hits, self._tries = self._PRIOR * centers, np.full(self._BINS, self._PRIOR)
-        self._survival = 0.7 ** np.arange(1, block_size)  # of each draft position, averaged over rounds
+        self._hits, self._tries = 4 * self._PRIOR * centers, np.full(self._BINS, 4 * self._PRIOR)
+        self._accepted, self._reached = np.zeros(block_size - 1), np.zeros(block_size - 1)
 
     @property
     def survival(self) -> NDArray[np.float64]:
-        """Mean chance that a draft position is accepted, by position."""
-        return self._survival
+        """Mean chance that each draft position is accepted; one rarely reached follows the one before it."""
+        conditional, chance = np.empty(len(self._reached)), 0.85
+        for j, (accepted, reached) in enumerate(zip(self._accepted, self._reached, strict=True)):
+            chance = (accepted + self._PRIOR * chance) / (reached + self._PRIOR)
+            conditional[j] = chance
+        return np.cumprod(conditional)
+
+    def new_text(self) -> None:
+        """Trust what other texts taught about positions less; what a probability is worth stays."""
+        self._accepted *= 0.1
+        self._reached *= 0.1
 
     def expect(self, probabilities: Sequence[float], count: int) -> NDArray[np.float64]:
-        """Return the chance of acceptance of each of `count` drafted positions."""
+        """Return the chance that each of `count` drafted positions is accepted, all before it included."""
         if not probabilities:
-            return self._survival[:count]
+            return self.survival[:count]
         bins = self._bin(probabilities)
         return np.cumprod(self._hits[bins] / self._tries[bins])
 
     def learn(self, probabilities: Sequence[float], expected: NDArray[np.float64], drafted: int, accepted: int) -> None:
-        """`expected` of all proposed positions, `drafted` of which were verified and `accepted` were right."""
-        seen = expected.copy()
-        seen[:drafted] = np.arange(drafted) < accepted
-        if drafted < len(seen):  # what was not verified keeps its expectation, given what came before
-            seen[drafted:] *= (accepted == drafted) / max(expected[drafted - 1], 1e-3) if drafted else 1.0
-        self._survival[: len(seen)] += 0.05 * (np.minimum(seen, 1.0) - self._survival[: len(seen)])
+        """Take in a round: `expected` of all proposed tokens, of which `drafted` were verified and `accepted` right."""
+        reached = min(accepted + 1, drafted)
+        self._accepted *= self._MEMORY
+        self._reached *= self._MEMORY
+        self._reached[:reached] += 1.0
+        self._accepted[:accepted] += 1.0
+        if accepted == drafted:  # what was proposed beyond the verify counts as expected
+            chances = np.concatenate(([1.0], expected))[drafted:] / (expected[drafted - 1] if drafted else 1.0)
+            self._reached[drafted : len(expected)] += chances[:-1]
+            self._accepted[drafted : len(expected)] += chances[1:]
         if probabilities:
-            self._hits *= self._MEMORY
-            self._tries *= self._MEMORY
-            tried = self._bin(probabilities)[: min(accepted + 1, drafted)]
+            tried = self._bin(probabilities)[:reached]
             np.add.at(self._tries, tried, 1.0)
             np.add.at(self._hits, tried[:accepted], 1.0)
 
@@ -118,38 +130,43 @@ class Calibration:
 class AdaptiveWidth:
     """Picks the widths with the most expected tokens per second; stops drafting while that does not pay.
 
-    A round that drafts n tokens and verifies the first w costs draft(n) + verify(w + 1) and emits one token plus the
-    drafted ones that survive. While parked, it probes after 16 rounds, then after twice as many each time.
+    Drafting n tokens and verifying w of them costs draft(n + 1) + verify(w + 1) seconds and emits one token plus those
+    that survive. With r the best tokens per second over recent rounds, verifying w is worth E(w) - r * verify(w + 1), and
+    n is chosen so that the best such w, over recent full drafts, leaves most after r * draft(n + 1). A full draft every
+    few rounds keeps that record fresh. While drafting loses to plain decoding it is tried rarely, and ever more so.
     """
 
-    _PATIENCE = (16, 512)  # rounds between probes: first, most
+    _PATIENCE = (16, 512)  # rounds between trials while parked: first, most
+    _REFRESH = 8  # rounds between full drafts
+    _RECORD = 6  # full drafts remembered
 
-    def __init__(self, block_size: int, minimum_rows: int, verify: Costs, draft: Costs) -> None:
-        self._verify, self._draft = verify, draft
-        self._minimum, self._rows = minimum_rows, np.arange(1, block_size + 1)
-        self._calibration = Calibration(block_size)
+    def __init__(self, calibration: Calibration, minimum_rows: int, verify: Costs, draft: Costs) -> None:
+        calibration.new_text()
+        self._verify, self._draft, self._calibration = verify, draft, calibration
+        self._minimum, self._most = minimum_rows, len(calibration.survival)
         self._proposal: tuple[Sequence[float], NDArray[np.float64]] | None = None
-        self._patience, self._parked_for, self._probing = self._PATIENCE[0], 0, 0
+        self._record: deque[NDArray[np.float64]] = deque([calibration.survival], self._RECORD)
+        self._count, self._rate, self._pays = self._most, 0.0, True
+        self._patience, self._waited, self._trials = self._PATIENCE[0], 0, 2
 
     def draft_tokens(self) -> int:
         self._proposal = None
-        count, gain = self._best_draft()
-        if gain > 1.0 or self._probing > 0:
-            return max(count, 1)
-        self._parked_for += 1
-        if self._parked_for < self._patience:
-            return 0
-        self._parked_for, self._probing = 0, 3
-        self._patience = min(2 * self._patience, self._PATIENCE[1])
-        return len(self._rows) // 2
+        self._waited += 1
+        if self._trials == 0 and self._waited >= (self._REFRESH if self._pays else self._patience):
+            self._trials, self._waited = (1 if self._pays else 2), 0
+            if not self._pays:
+                self._patience = min(2 * self._patience, self._PATIENCE[1])
+        if self._trials > 0:
+            return self._most
+        return self._count if self._pays else 0
 
     def verify_tokens(self, proposal: Proposal) -> int:
-        count = len(proposal.tokens)
-        expected = self._calibration.expect(proposal.probabilities, count)
+        expected = self._calibration.expect(proposal.probabilities, len(proposal.tokens))
         self._proposal = (proposal.probabilities, expected)
-        draft = float(self._draft.curve(np.array([count + 1]))[0])
-        rates = self._emitted(expected) / (draft + self._verify_curve()[: count + 1])
-        return int(np.argmax(rates))
+        if len(expected) == self._most:
+            self._record.append(expected)
+            self._plan()
+        return int(np.argmax(_emitted(expected) - self._rate * self._verify_curve()[: len(expected) + 1]))
 
     def record(self, done: Round) -> None:
         self._verify.observe(max(done.rows, self._minimum), done.verify_seconds)
@@ -158,25 +175,29 @@ class AdaptiveWidth:
         probabilities, expected = self._proposal
         self._draft.observe(len(expected) + 1, done.draft_seconds)
         self._calibration.learn(probabilities, expected, done.drafted, done.accepted)
-        self._probing = max(0, self._probing - 1)
-        if self._best_draft()[1] > 1.0:
+        self._trials = max(0, self._trials - 1)
+
+    def _plan(self) -> None:
+        """Choose the draft length and the rate for the coming rounds from the recorded full drafts."""
+        emitted = np.stack([_emitted(expected) for expected in self._record])  # [record, w]
+        verify = self._verify_curve()
+        draft = self._draft.curve(np.arange(1, self._most + 2))  # [n]
+        plain = rate = 1.0 / verify[0]
+        for _ in range(3):  # the rate that leaves nothing over is the best one (Dinkelbach)
+            value = np.maximum.accumulate(emitted - rate * verify, axis=1)  # of the best w <= n
+            count = 1 + int(np.argmax(value.mean(axis=0)[1:] - rate * draft[1:]))
+            best = np.argmax((emitted - rate * verify)[:, : count + 1], axis=1)
+            tokens = np.take_along_axis(emitted, best[:, None], axis=1).mean()
+            rate = max(plain, tokens / (draft[count] + verify[best].mean()))
+        self._count, self._rate, self._pays = count, rate, rate > plain
+        if self._pays:
             self._patience = self._PATIENCE[0]
 
     def _verify_curve(self) -> NDArray[np.float64]:
-        return self._verify.curve(np.maximum(self._rows, self._minimum))
+        """Seconds of verifying 0, 1, 2, … drafted tokens."""
+        return self._verify.curve(np.maximum(np.arange(1, self._most + 2), self._minimum))
 
-    def _emitted(self, survival: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Expected tokens of a round that verifies 0, 1, 2, … drafted tokens."""
-        return 1.0 + np.concatenate(([0.0], np.cumsum(survival)))
 
-    def _best_draft(self) -> tuple[int, float]:
-        """Return how many tokens to draft, and the rate relative to plain decoding."""
-        verify = self._verify_curve()
-        emitted = self._emitted(self._calibration.survival)
-        plain = 1.0 / verify[0]
-        drafts = self._draft.curve(self._rows)
-        # rate[n, w] of drafting n tokens and verifying w <= n of them
-        rates = np.tril(emitted[None, :] / (drafts[:, None] + verify[None, :]))
-        rates[0] = 0.0
-        count = int(np.argmax(rates.max(axis=1)))
-        return count, float(rates.max() / plain)
+def _emitted(survival: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Expected tokens of a round that verifies 0, 1, 2, … drafted tokens."""
+    return 1.0 + np.concatenate(([0.0], np.cumsum(survival)))

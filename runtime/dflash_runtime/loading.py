@@ -1,0 +1,96 @@
+"""From a bundle to the models that run it: compiles, tests exactness, and measures widths where that was not done before."""
+
+import os
+from dataclasses import dataclass
+
+import openvino as ov
+from dflash_graphs.errors import BundleError
+from dflash_graphs.manifest import Manifest
+
+from .bundle import Bundle, Embeddings
+from .device import Settings, choose_settings
+from .openvino_models import OpenVinoDrafter, OpenVinoDraftHead, OpenVinoHead, OpenVinoTarget
+from .proposers import DFlashProposer
+from .selftest import smallest_exact_rows
+from .tuning import WIDTHS, Tuning, measure_draft, measure_verify, read_tuning, tuning_path, write_tuning
+
+_KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+
+
+@dataclass(frozen=True)
+class Models:
+    """Everything of a bundle that computes, ready to run on this machine."""
+
+    settings: Settings
+    target: OpenVinoTarget
+    head: OpenVinoHead
+    drafter: OpenVinoDrafter | None
+    proposer: DFlashProposer | None
+    minimum_rows: int  # the fewest rows a verify may have and still be exact
+
+    def measure(self, repeats: int) -> Tuning:
+        """Measure the cost of every width, medians of `repeats` calls; leaves target and drafter without context."""
+        widths = [n for n in WIDTHS if n >= self.minimum_rows]
+        draft = {}
+        if self.drafter is not None and self.proposer is not None:
+            draft = measure_draft(self.proposer, self.drafter.spec.feature_width, repeats)
+        verify = measure_verify(self.target, self.head, widths, repeats)
+        self.target.reset()
+        return Tuning(settings=self.settings, minimum_rows=self.minimum_rows, verify=verify, draft=draft)
+
+
+def load_models(bundle: Bundle, settings: Settings, max_context: int) -> tuple[Models, Tuning]:
+    """Load a bundle; the first load with given settings also tests and measures, later ones read what was found."""
+    core, embeddings = ov.Core(), Embeddings(bundle)
+    path = tuning_path(bundle, settings)
+    tuning = read_tuning(path)
+    exact, target, head, rows = _load_exact(core, bundle, embeddings, settings, max_context, tuning)
+    drafter, proposer = None, None
+    if bundle.manifest.drafter is not None:
+        own = _own_settings(core, bundle, "drafter", settings)
+        drafter = OpenVinoDrafter(core, bundle, embeddings, own.properties(), own.kv_precision, max_context)
+        draft_head = OpenVinoDraftHead(core, bundle, _own_settings(core, bundle, "draft_head", settings).properties())
+        proposer = DFlashProposer(drafter, draft_head, head)
+    models = Models(exact, target, head, drafter, proposer, rows)
+    if tuning is None:
+        tuning = models.measure(repeats=1)
+        write_tuning(path, tuning)
+    return models, tuning
+
+
+def default_context(manifest: Manifest, settings: Settings) -> int:
+    """Tokens of context that fit a quarter of this machine's memory, at most 32768 and the model's own limit."""
+    spec = manifest.target
+    per_token = 2 * len(spec.attention_layers) * spec.attention.kv_width * _KV_BYTES[settings.kv_precision]
+    return max(512, min(32768, spec.max_positions, _memory() // 4 // per_token))
+
+
+def _memory() -> int:
+    """Bytes of physical memory; 8 GiB where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30
+
+
+def _own_settings(core: ov.Core, bundle: Bundle, graph: str, settings: Settings) -> Settings:
+    """The settings of a graph that may be stored in another format than the target."""
+    return choose_settings(core, bundle.manifest.graphs[graph].weight_format, settings.threads or None)
+
+
+def _load_exact(
+    core: ov.Core, bundle: Bundle, embeddings: Embeddings, settings: Settings, max_context: int, tuning: Tuning | None
+) -> tuple[Settings, OpenVinoTarget, OpenVinoHead, int]:
+    """Load target and head; when they fail the exactness self-test, once more without dynamic quantization."""
+    attempts = (tuning.settings,) if tuning else (settings, settings.without_quantization())
+    for attempt in dict.fromkeys(attempts):
+        target = OpenVinoTarget(core, bundle, embeddings, attempt.properties(), attempt.kv_precision, max_context)
+        own = _own_settings(core, bundle, "head", attempt)
+        head = OpenVinoHead(core, bundle, (own if attempt.quantization_group else own.without_quantization()).properties())
+        vocabulary = bundle.manifest.target.vocab_size
+        if rows := tuning.minimum_rows if tuning else smallest_exact_rows(target, head, vocabulary):
+            return attempt, target, head, rows
+    raise BundleError(
+        "on this CPU the result of a row depends on how many rows are computed together, so decoding with and without "
+        "drafts could differ; load the bundle with precision f32, or export it in another weight format"
+    )
