@@ -1,7 +1,7 @@
 """Causal and block attention over a key/value cache, in its portable form.
 
-Ports of layer `i`: inputs `past_key.i`, `past_value.i` [kv_heads, capacity, head_dim], of which the rows before the first
-position of the call count; outputs `key.i`, `value.i` [T, kv_heads * head_dim], the rows the caller stores. The nodes
+Ports of layer `i`: inputs `past_key.i`, `past_value.i` [kv_heads, capacity, head_dim], of which the rows before the
+first position of the call count; outputs `key.i`, `value.i` [T, kv_heads * head_dim], the rows to store. The nodes
 labelled `attention.i.query` and `attention.i.output` [T, heads * head_dim] bracket the part that a runtime may replace
 by a paged kernel.
 """
@@ -30,7 +30,9 @@ def positions(ops: Ops, rope: RopeSpec, rows: int) -> Positions:
     """Declare the port `position_ids` and derive the rotary tables from it."""
     ids = ops.input("position_ids", [rows], "i32")
     with ops.precise():
-        angles = ops.multiply(ops.reshape(ops.convert(ids, "f32"), [-1, 1, 1]), ops.constant(rope.inverse_frequencies()))
+        angles = ops.multiply(
+            ops.reshape(ops.convert(ids, "f32"), [-1, 1, 1]), ops.constant(rope.inverse_frequencies())
+        )
         return Positions(ids, ops.cos(angles), ops.sin(angles))
 
 
@@ -57,7 +59,7 @@ def attention(
     window: int | None = None,
     causal: bool = True,
 ) -> Value:
-    """Attend from [T, heads, head_dim] queries to the cache and the call's own keys and values; [T, heads * head_dim]."""
+    """Attend from queries [T, heads, head_dim] to the cache and the call's own rows; [T, heads * head_dim]."""
     groups = spec.heads // spec.kv_heads
     query = ops.label(f"attention.{layer}.query", ops.reshape(query, [-1, spec.heads * spec.head_dim]))
     key = ops.label(f"attention.{layer}.key", ops.reshape(key, [-1, spec.kv_width]))

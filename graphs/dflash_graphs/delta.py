@@ -1,13 +1,13 @@
 """Gated DeltaNet over aligned chunks: the recurrence as a function of absolute positions only.
 
-The sequence is cut at multiples of CHUNK. A call recomputes the window of two chunks that starts at the last boundary:
-first the kept rows since then, then the call's own rows, then padding that changes nothing (beta 0, decay 1). So a row's
-result never depends on where a call began, and a rejected row never reaches a state.
+The sequence is cut at multiples of CHUNK. A call recomputes the window of two chunks that starts at the last
+boundary: first the kept rows since then, then the call's own rows, then padding that changes nothing (beta 0, decay 1).
+So a row's result never depends on where a call began, and a rejected row never reaches a state.
 
 Ports of layer `i`: inputs `past_rows.i` [history, conv_width] and `past_gates.i` [history, 2 * value_heads] (the
-convolution's past, then the rows since the boundary, oldest first, the rest ignored) and `state.i` [value_heads, key_dim,
-value_dim]; outputs `rows.i` and `gates.i`, the T rows to keep, and `next_state.i`, the state after the window's first
-chunk. All f32.
+convolution's past, then the rows since the boundary, oldest first, the rest ignored) and `state.i` [value_heads,
+key_dim, value_dim]; outputs `rows.i` and `gates.i`, the T rows to keep, and `next_state.i`, the state after the
+window's first chunk. All f32.
 
 The chunk form (WY) with decays c = cumsum(g), D = exp(c_i - c_j) for j <= i:
     (I + tril(beta K K' * D, -1)) N = beta (V - e^c K S),  O = e^c Q S + (Q K' * D) N,
@@ -75,11 +75,13 @@ def gated_delta(
         past_gates = ops.input(f"past_gates.{layer}", [spec.history, 2 * spec.value_heads])
         state = ops.input(f"state.{layer}", [spec.value_heads, spec.key_dim, spec.value_dim])
         both, values = _convolve(ops, ops.gather(ops.concat([past, mixed], 0), at.taps), layer, spec, weights)
-        log_decay, beta = _gates(ops, ops.gather(ops.concat([past_gates, gates], 0), at.place), layer, spec, at, weights)
+        log_decay, beta = _gates(
+            ops, ops.gather(ops.concat([past_gates, gates], 0), at.place), layer, spec, at, weights
+        )
         first, second = _chunks(ops, both, values, log_decay, beta, spec)
-        out, state = _advance(ops, first, state)
+        out, state = _advance(ops, first, state, spec)
         ops.output(f"next_state.{layer}", state)
-        out = ops.concat([out, _advance(ops, second, state)[0]], 0)
+        out = ops.concat([out, _advance(ops, second, state, spec)[0]], 0)
         out = ops.transpose(ops.reshape(out, [2, spec.value_heads, CHUNK, spec.value_dim]), [0, 2, 1, 3])
         return ops.gather(ops.reshape(out, [WINDOW, spec.value_heads * spec.value_dim]), at.new)
 
@@ -87,7 +89,8 @@ def gated_delta(
 def _convolve(ops: Ops, taps: Value, layer: int, spec: DeltaSpec, weights: Weights) -> tuple[Value, Value]:
     """Causal depthwise convolution and SiLU.
 
-    Returns unit queries (scaled) and keys [2, 2, key_heads, CHUNK, key_dim], and values [2, value_heads, CHUNK, value_dim].
+    Returns unit queries (scaled) and keys [2, 2, key_heads, CHUNK, key_dim], and values [2, value_heads, CHUNK,
+    value_dim].
     """
     kernel = weights.array(f"layers.{layer}.linear_attn.conv1d.weight").reshape(spec.conv_width, spec.kernel)
     total = None
@@ -102,9 +105,7 @@ def _convolve(ops: Ops, taps: Value, layer: int, spec: DeltaSpec, weights: Weigh
     return both, ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
 
 
-def _gates(
-    ops: Ops, gates: Value, layer: int, spec: DeltaSpec, at: Window, weights: Weights
-) -> tuple[Value, Value]:
+def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, at: Window, weights: Weights) -> tuple[Value, Value]:
     """Log decay g and strength beta, [2, value_heads, CHUNK, 1]; both 0 where no token stands."""
     prefix, per_head = f"layers.{layer}.linear_attn", (spec.value_heads, 1, 1)
     rate = ops.constant(-np.exp(weights.array(f"{prefix}.A_log")).reshape(per_head))
@@ -125,7 +126,6 @@ class _Chunk:
     solve: Value  # [2, value_heads, CHUNK, CHUNK]: to (Q K' * D) N, to N
     keys: Value  # [value_heads, CHUNK, key_dim], scaled by the decay until the chunk's end
     decay: Value  # [value_heads, 1, 1], over the whole chunk
-    value_dim: int
 
 
 def _chunks(ops: Ops, both: Value, values: Value, log_decay: Value, beta: Value, spec: DeltaSpec) -> list[_Chunk]:
@@ -154,9 +154,8 @@ def _chunks(ops: Ops, both: Value, values: Value, log_decay: Value, beta: Value,
     square, tall = [2, heads, CHUNK, CHUNK], [2, heads, CHUNK, spec.key_dim]
     shapes = [tall, [heads, CHUNK, spec.value_dim], [heads, CHUNK, 1], square, tall[1:], [heads, 1, 1]]
     parts = [ops.split(x, [1, 1], 0) for x in (growing, values, beta, solve, ending, ops.exp(last))]
-    return [
-        _Chunk(*(ops.reshape(p[i], shape) for p, shape in zip(parts, shapes, strict=True)), spec.value_dim) for i in (0, 1)
-    ]
+    chunks = [[ops.reshape(part[i], shape) for part, shape in zip(parts, shapes, strict=True)] for i in (0, 1)]
+    return [_Chunk(*values) for values in chunks]
 
 
 def _unit_lower_inverse(ops: Ops, lower: Value) -> Value:
@@ -165,7 +164,8 @@ def _unit_lower_inverse(ops: Ops, lower: Value) -> Value:
 
     def block(size: int) -> NDArray[np.bool_]:
         half = index // size
-        return (half[:, None] % 2 == 1) & (half[:, None] == half[None, :] + 1)
+        below: NDArray[np.bool_] = (half[:, None] % 2 == 1) & (half[:, None] == half[None, :] + 1)
+        return below
 
     inverse = ops.subtract(ops.constant(np.eye(CHUNK, dtype=np.float32)), _masked(ops, lower, block(1)))
     masks = np.stack([block(size) for size in sizes]).reshape(len(sizes), 1, 1, 1, CHUNK, CHUNK)
@@ -179,12 +179,12 @@ def _masked(ops: Ops, x: Value, mask: NDArray[np.bool_]) -> Value:
     return ops.multiply(x, ops.constant(mask.astype(np.float32)))
 
 
-def _advance(ops: Ops, chunk: _Chunk, state: Value) -> tuple[Value, Value]:
+def _advance(ops: Ops, chunk: _Chunk, state: Value, spec: DeltaSpec) -> tuple[Value, Value]:
     """Return the chunk's outputs [value_heads, CHUNK, value_dim] and the state after it."""
 
     def pair(x: Value, y: Value) -> list[Value]:
         parts = ops.split(ops.matmul(x, y), [1, 1], 0)
-        return [ops.reshape(part, [-1, CHUNK, chunk.value_dim]) for part in parts]
+        return [ops.reshape(part, [spec.value_heads, CHUNK, spec.value_dim]) for part in parts]
 
     from_queries, from_keys = pair(chunk.both, state)
     wanted = ops.multiply(chunk.beta, ops.subtract(chunk.values, from_keys))

@@ -1,12 +1,12 @@
 """The graphs of a bundle: what each computes, port by port.
 
-| graph           | inputs                                              | outputs                                       |
-| --------------- | --------------------------------------------------- | --------------------------------------------- |
-| target          | embeddings [T, H], position_ids i32 [T], caches     | hidden [T, H], features [T, taps * H], caches |
-| head            | hidden [T, H]                                       | logits [T, vocabulary]                        |
-| draft_head      | hidden [T, H]                                       | logits [T, draft vocabulary], probability [T] |
-| drafter_context | features [T, taps * H], position_ids i32 [T]        | key.i, value.i [T, kv_width] of drafter layers |
-| drafter         | embeddings [T, H], position_ids i32 [T], caches     | hidden [T, H], caches                         |
+| graph           | inputs                                          | outputs                                        |
+| --------------- | ----------------------------------------------- | ---------------------------------------------- |
+| target          | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], features [T, taps * H], caches  |
+| head            | hidden [T, H]                                   | logits [T, vocabulary]                         |
+| drafter_context | features [T, taps * H], position_ids i32 [T]    | key.i, value.i [T, kv_width] of its layers     |
+| drafter         | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], caches                          |
+| draft_head      | hidden [T, H]                                   | logits [T, draft vocabulary], probability [T]  |
 
 f32 unless said otherwise. The caches are the ports of `attention.py` and `delta.py`. `hidden` is after the final norm;
 `features` are the residual stream after the tapped layers, before any norm.

@@ -238,5 +238,3 @@ def _mark(xml: str, attribute: str, names: set[str]) -> str:
 
 def _index(values: int | Sequence[int]) -> Any:
     return op.constant(np.asarray(values, np.int64))
-
-

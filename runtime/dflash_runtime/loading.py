@@ -1,6 +1,5 @@
-"""From a bundle to the models that run it: compiles, tests exactness, and measures widths where that was not done before."""
+"""From a bundle to the models that run it: compiles, tests exactness and measures widths unless that is known."""
 
-import os
 from dataclasses import dataclass
 
 import openvino as ov
@@ -9,6 +8,7 @@ from dflash_graphs.manifest import Manifest
 
 from .bundle import Bundle, Embeddings
 from .device import Settings, choose_settings
+from .memory import physical_memory
 from .openvino_models import OpenVinoDrafter, OpenVinoDraftHead, OpenVinoHead, OpenVinoTarget
 from .proposers import DFlashProposer
 from .selftest import smallest_exact_rows
@@ -47,9 +47,9 @@ def load_models(bundle: Bundle, settings: Settings, max_context: int) -> tuple[M
     exact, target, head, rows = _load_exact(core, bundle, embeddings, settings, max_context, tuning)
     drafter, proposer = None, None
     if bundle.manifest.drafter is not None:
-        own = _own_settings(core, bundle, "drafter", settings)
+        own = _own_settings(core, bundle, "drafter", exact)
         drafter = OpenVinoDrafter(core, bundle, embeddings, own.properties(), own.kv_precision, max_context)
-        draft_head = OpenVinoDraftHead(core, bundle, _own_settings(core, bundle, "draft_head", settings).properties())
+        draft_head = OpenVinoDraftHead(core, bundle, _own_settings(core, bundle, "draft_head", exact).properties())
         proposer = DFlashProposer(drafter, draft_head, head)
     models = Models(exact, target, head, drafter, proposer, rows)
     if tuning is None:
@@ -62,15 +62,7 @@ def default_context(manifest: Manifest, settings: Settings) -> int:
     """Tokens of context that fit a quarter of this machine's memory, at most 32768 and the model's own limit."""
     spec = manifest.target
     per_token = 2 * len(spec.attention_layers) * spec.attention.kv_width * _KV_BYTES[settings.kv_precision]
-    return max(512, min(32768, spec.max_positions, _memory() // 4 // per_token))
-
-
-def _memory() -> int:
-    """Bytes of physical memory; 8 GiB where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 8 << 30
+    return max(512, min(32768, spec.max_positions, physical_memory() // 4 // per_token))
 
 
 def _own_settings(core: ov.Core, bundle: Bundle, graph: str, settings: Settings) -> Settings:
@@ -86,7 +78,9 @@ def _load_exact(
     for attempt in dict.fromkeys(attempts):
         target = OpenVinoTarget(core, bundle, embeddings, attempt.properties(), attempt.kv_precision, max_context)
         own = _own_settings(core, bundle, "head", attempt)
-        head = OpenVinoHead(core, bundle, (own if attempt.quantization_group else own.without_quantization()).properties())
+        head = OpenVinoHead(
+            core, bundle, (own if attempt.quantization_group else own.without_quantization()).properties()
+        )
         vocabulary = bundle.manifest.target.vocab_size
         if rows := tuning.minimum_rows if tuning else smallest_exact_rows(target, head, vocabulary):
             return attempt, target, head, rows

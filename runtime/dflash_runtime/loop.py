@@ -18,7 +18,7 @@ _PADDING = 0  # fills a verify up to the smallest exact row count; its rows are 
 
 @dataclass(frozen=True)
 class Round:
-    """One verify: `drafted` tokens went in, the first `accepted` were right, `tokens` came out (one more, unless cut)."""
+    """One verify: `drafted` tokens went in, the first `accepted` were right, `tokens` came out (one more unless cut)."""
 
     drafted: int
     accepted: int
@@ -106,7 +106,7 @@ class Greedy:
     """Always the likeliest token."""
 
     def choose(self, logits: Logits, drafts: Sequence[int], position: int) -> list[int]:
-        chosen = logits.tokens[: len(drafts) + 1].tolist()
+        chosen: list[int] = logits.tokens[: len(drafts) + 1].tolist()
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == chosen[accepted]:
             accepted += 1

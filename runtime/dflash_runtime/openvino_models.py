@@ -16,6 +16,7 @@ from dflash_graphs.specs import CHUNK, AttentionSpec, DeltaSpec
 from numpy.typing import NDArray
 
 from .bundle import Bundle, Embeddings
+from .memory import release_mapped
 from .paged import BLOCK, PagedLayer, use_paged_attention
 from .protocols import FloatRows, Logits, Properties, Rows, Snapshot, Tokens
 
@@ -42,7 +43,8 @@ class CompiledGraph:
 
     def output(self, name: str) -> NDArray[Any]:
         """A view of the output, valid until the next run."""
-        return self._request.get_tensor(self._outputs[name]).data
+        view: NDArray[Any] = self._request.get_tensor(self._outputs[name]).data
+        return view
 
 
 class _Rows:
@@ -61,7 +63,9 @@ class _Rows:
 class _PagedCache:
     """Key and value blocks of every attention layer and the control inputs that say where a call stands."""
 
-    def __init__(self, graph: CompiledGraph, layers: Sequence[int], spec: AttentionSpec, capacity: int, kv: str) -> None:
+    def __init__(
+        self, graph: CompiledGraph, layers: Sequence[int], spec: AttentionSpec, capacity: int, kv: str
+    ) -> None:
         dtype, kind = _KV_TYPES[kv]
         blocks = -(-capacity // BLOCK)
         shape = (blocks, spec.kv_heads, BLOCK, spec.head_dim)
@@ -153,7 +157,9 @@ class OpenVinoTarget:
         spec = bundle.manifest.target
         # a call may cross one chunk boundary; without recurrent layers nothing limits the prefill
         self.max_rows = CHUNK if spec.delta is not None else _PREFILL_ROWS
-        model = _open_tokens(core, bundle.graph("target"), spec.attention, [PagedLayer(i) for i in spec.attention_layers])
+        model = _open_tokens(
+            core, bundle.graph("target"), spec.attention, [PagedLayer(i) for i in spec.attention_layers]
+        )
         self._graph = CompiledGraph(core, model, properties)
         self._embeddings, self._capacity, self.length = embeddings, capacity, 0
         self._inputs = _Rows(self.max_rows, (spec.hidden_size,), np.float32)
@@ -165,6 +171,8 @@ class OpenVinoTarget:
             self._graph.bind("pending_rows", ov.Tensor(self._pending, shared_memory=True))
             self._layers = [_RecurrentLayer(self._graph, i, spec.delta) for i in spec.delta_layers]
         self._has_features = bundle.manifest.drafter is not None
+        self.verify([0] * 2)  # the plugin packs weights at the first call; now, not in the first request
+        release_mapped(bundle.folder)
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         rows = len(tokens)
@@ -217,6 +225,8 @@ class OpenVinoHead:
 
     def __init__(self, core: ov.Core, bundle: Bundle, properties: Properties) -> None:
         self._graph = CompiledGraph(core, _open_tokens(core, bundle.graph("head")), properties)
+        self(np.zeros((2, bundle.manifest.target.hidden_size), np.float32))
+        release_mapped(bundle.folder)
 
     def __call__(self, hidden: FloatRows) -> Logits:
         self._graph.bind("hidden", ov.Tensor(hidden, shared_memory=True))
@@ -232,6 +242,8 @@ class OpenVinoDraftHead:
     def __init__(self, core: ov.Core, bundle: Bundle, properties: Properties) -> None:
         self._graph = CompiledGraph(core, _open_tokens(core, bundle.graph("draft_head")), properties)
         self.vocabulary = self._graph.compiled.output("logits").partial_shape[1].get_length()
+        self(np.zeros((2, bundle.manifest.target.hidden_size), np.float32))
+        release_mapped(bundle.folder)
 
     def __call__(self, hidden: FloatRows) -> tuple[Tokens, FloatRows]:
         """Return the likeliest token of each row and its probability, both [T]."""
@@ -263,6 +275,10 @@ class OpenVinoDrafter:
         self._types = _Rows(spec.block_size, (), np.int32) if any(not x.causal for x in spec.layers) else None
         if self._types is not None:
             self._types.array[...] = 1  # one group: rows of the block see each other
+        self.extend(np.zeros((2, spec.feature_width), np.float32))
+        self.block(0, 2)
+        self.rewind(0)
+        release_mapped(bundle.folder)
 
     def extend(self, features: FloatRows) -> None:
         """Add the context rows of newly committed positions; features [T, taps * hidden]."""
@@ -275,7 +291,9 @@ class OpenVinoDrafter:
         for part in ("key", "value"):
             for i in range(len(self.spec.layers)):
                 new = self._context.output(f"{part}.{i}").reshape(heads)
-                self._cache.write(f"{part}_cache.{i}", self.length, new.view(self._cache.blocks[f"{part}_cache.{i}"].dtype))
+                self._cache.write(
+                    f"{part}_cache.{i}", self.length, new.view(self._cache.blocks[f"{part}_cache.{i}"].dtype)
+                )
         self.length += rows
 
     def block(self, anchor: int, rows: int) -> FloatRows:

@@ -90,7 +90,7 @@ def _paged(
         types,
         number(np.zeros(0, np.uint8)), empty[0],  # tree mask of the queries
     ]  # fmt: skip
-    node = _PagedAttentionExtension([getattr(x, "output", lambda _: x)(0) for x in inputs])
+    node = _PagedAttentionExtension([x if isinstance(x, ov.Output) else x.output(0) for x in inputs])
     info = node.get_rt_info()
     for name in ("k", "v"):  # the plugin reads the head geometry here
         info[f"num_{name}_heads"], info[f"{name}_head_size"] = spec.kv_heads, spec.head_dim

@@ -1,14 +1,14 @@
 """Prompts to measure and to prove with: from local files and, by name, from the Hub.
 
-Knows file layouts, and how published benchmarks word their questions. Knows no tokens and no models, beyond the means to
-turn a conversation into token ids.
+Knows file layouts, how published benchmarks word their questions, and how a conversation becomes a prompt. Knows no
+models.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,7 @@ _HUB = {
     "gsm8k": _HubSet(
         "openai/gsm8k",
         "main/test-00000-of-00001.parquet",
-        lambda row: [
-            f"{row['question']}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
-        ],
+        lambda row: [f"{row['question']}\nPlease reason step by step, and put your final answer within \\boxed{{}}."],
     ),
     "humaneval": _HubSet(
         "openai/openai_humaneval",
@@ -102,22 +100,19 @@ class Encoder:
         """Use the chat template of the bundle `folder`; without one, turns are joined as plain text."""
         self._tokenizer, self._thinking = tokenizer, thinking
         self._template: ChatTemplate | None = None
-        try:
+        with suppress(ChatTemplateError):
             self._template = ChatTemplate(folder)
-        except ChatTemplateError:
-            pass
 
     def encode(self, sample: Sample, answers: Sequence[str] = ()) -> list[int]:
         """Return the prompt for the turn that follows `answers`."""
-        asked = sample.turns[: len(answers) + 1]
+        said = [sample.turns[0]]
+        for answer, turn in zip(answers, sample.turns[1:], strict=False):
+            said += [answer, turn]
         if self._template is None or sample.is_text:
-            parts: Iterable[str | None] = chain.from_iterable(zip_longest(asked, answers))
-            return self._tokenizer.encode("\n\n".join(part for part in parts if part is not None))
-        roles = ("user", "assistant")
-        said = [text for pair in zip_longest(asked, answers) for text in pair if text is not None]
-        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
-        text = self._template.render(messages, enable_thinking=self._thinking)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+            return self._tokenizer.encode("\n\n".join(said))
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        prompt = self._template.render(messages, enable_thinking=self._thinking)
+        return self._tokenizer.encode(prompt, add_special_tokens=False)
 
 
 def _sample(path: Path, number: int, line: str) -> Sample:
@@ -151,7 +146,7 @@ def _hub_rows(name: str) -> list[dict[str, Any]]:
             f"the package {error.name} is missing, which data sets of the Hub need; run: "
             "pip install 'dflash-openvino[datasets]', or pass a JSONL file"
         ) from error
-    except Exception as error:  # the Hub's client raises errors of several libraries
+    except (OSError, ValueError) as error:
         raise RequestError(
-            f"{name} ({wanted.repository}) could not be fetched: {error}. Try again online, or pass a JSONL file."
+            f"{name} ({wanted.repository}) could not be fetched; go online, or pass a JSONL file. {error}"
         ) from error

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .openvino_models import OpenVinoDraftHead, OpenVinoDrafter
+from .openvino_models import OpenVinoDrafter, OpenVinoDraftHead
 from .protocols import FloatRows, Head, Proposal, Rows
 
 _MOST_WAITING = 256  # rows of features kept until the next draft
@@ -13,8 +13,8 @@ _MOST_WAITING = 256  # rows of features kept until the next draft
 class DFlashProposer:
     """The drafter fills a block of masks in one pass; a head names the tokens.
 
-    Features wait until the next draft, so plain rounds in between cost a copy and no inference. The draft head knows the
-    first ids of a large vocabulary only; where the text keeps leaving them, the target's own head takes over.
+    Features wait until the next draft, so plain rounds in between cost a copy and no inference. The draft head knows
+    the first ids of a large vocabulary only; where the text keeps leaving them, the target's own head takes over.
     """
 
     _MISSES = 0.02  # share of emitted tokens outside the draft vocabulary that calls for the full head

@@ -1,12 +1,14 @@
 """Predicts the speed-up of drafting from a survival curve and from what each width costs.
 
-Knows curves and plain figures of a machine and a bundle. Loads no model: the costs are either handed in, as measured, or
+Knows curves, and plain figures of a machine and a bundle. Loads no model: the costs are handed in, as measured, or
 follow from a roofline over the weights.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +17,8 @@ from dflash_graphs.manifest import Manifest
 from numpy.typing import NDArray
 
 Curve = NDArray[np.float64]
+Numbers = Sequence[float] | Curve
+_Described = TypeVar("_Described", "Profile", "Machine")
 
 PROFILES = Path(__file__).with_name("data") / "profiles"
 _BITS = {"f32": 32, "bf16": 16, "f16": 16, "int8": 8, "int4": 4}
@@ -71,8 +75,8 @@ def read_machine(path: Path) -> Machine:
 def survival_curve(profile: Profile) -> Curve:
     """Return the whole curve [positions]: smooth, never rising, through the known points, with the known sum.
 
-    Between the points runs a monotone cubic of s^p; p (0: of log s) is chosen for the sum. Raises RequestError for points
-    that are no survival curve and for a sum no such curve has.
+    Between the points runs a monotone cubic of s^p, p chosen for the sum (0, of log s, without one). Raises
+    RequestError for points that are no survival curve and for a sum no such curve has.
     """
     at, known = np.array(sorted(profile.survival)), np.array([profile.survival[i] for i in sorted(profile.survival)])
     if not len(at) or at[0] != 0 or at[-1] != profile.positions - 1:
@@ -94,10 +98,10 @@ def survival_curve(profile: Profile) -> Curve:
     return _interpolate(at, known, (low + high) / 2)
 
 
-def predict(survival: Sequence[float] | Curve, verify: Sequence[float] | Curve, draft: Sequence[float] | Curve) -> list[Width]:
+def predict(survival: Numbers, verify: Numbers, draft: Numbers) -> list[Width]:
     """Return every width from 1 to `len(verify)` rows, a fixed one in all rounds.
 
-    `verify` and `draft` are seconds by rows; `draft[0]` is not used. A round of n rows drafts and verifies n - 1 tokens.
+    `verify` and `draft` are seconds by rows, `draft[0]` unused. A round of n rows drafts and verifies n - 1 tokens.
     """
     found = []
     for rows in range(1, len(verify) + 1):
@@ -142,7 +146,7 @@ def bundle_work(manifest: Manifest) -> tuple[list[Work], list[Work]]:
     return [work("target"), work("head")], [work(name) for name in drafting]
 
 
-def _read(path: Path, kind: type) -> object:
+def _read(path: Path, kind: type[_Described]) -> _Described:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:
@@ -160,7 +164,7 @@ def _interpolate(at: NDArray[np.int64], known: Curve, power: float) -> Curve:
     y = np.log(known) if is_log else (known**power - 1) / power
     step, slope = np.diff(at), np.diff(y) / np.diff(at)
     # at a knot the harmonic mean of both slopes, which never overshoots; at the ends the slope itself
-    inner = [2 * a * b / (a + b) if a * b > 0 else 0.0 for a, b in zip(slope, slope[1:], strict=False)]
+    inner = [2 * a * b / (a + b) if a * b > 0 else 0.0 for a, b in pairwise(slope)]
     tangent = np.array([slope[0], *inner, slope[-1]])
     x = np.arange(at[-1] + 1)
     i = np.minimum(np.searchsorted(at, x, side="right") - 1, len(step) - 1)

@@ -41,3 +41,14 @@ def survival(rounds: Sequence[Round], positions: int | None = None) -> list[floa
     count = max((r.drafted for r in rounds), default=0) if positions is None else positions
     total = max(1, drafts(rounds))
     return [sum(r.accepted > position for r in rounds) / total for position in range(count)]
+
+
+def conditional_acceptance(rounds: Sequence[Round], positions: int | None = None) -> list[float]:
+    """Return for each draft position the share accepted where it was verified and all before it were right.
+
+    0 where that never was so. `positions` defaults to the longest draft.
+    """
+    count = max((r.drafted for r in rounds), default=0) if positions is None else positions
+    reached = [sum(r.drafted > position and r.accepted >= position for r in rounds) for position in range(count)]
+    right = [sum(r.accepted > position for r in rounds) for position in range(count)]
+    return [a / b if b else 0.0 for a, b in zip(right, reached, strict=True)]

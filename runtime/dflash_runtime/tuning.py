@@ -1,7 +1,7 @@
-"""What this machine needs to know about a bundle before it decodes: the smallest exact row count and the cost of widths.
+"""What to know about a bundle on this machine before decoding: the smallest exact row count and the cost of widths.
 
-Measured when a bundle is first loaded with given settings and kept in the user's cache folder, so that later loads start
-at once. `dflash tune` measures again, with more repetitions.
+Measured when a bundle is first loaded with given settings and kept in the user's cache folder, so that later loads
+start at once. `dflash tune` measures again, with more repetitions.
 """
 
 import hashlib
@@ -93,4 +93,3 @@ def _median(call: Callable[[], object], repeats: int) -> float:
 
 def _cpu_name() -> str:
     return str(ov.Core().get_property("CPU", "FULL_DEVICE_NAME"))
-

@@ -62,7 +62,7 @@ class Costs:
     def curve(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the estimate for each row count, never falling."""
         known = sorted(self.seconds)
-        values = np.maximum.accumulate([self.seconds[n] for n in known])
+        values = np.maximum.accumulate(np.array([self.seconds[n] for n in known], np.float64))
         return np.interp(rows, known, values)
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -93,7 +93,7 @@ class Calibration:
         for j, (accepted, reached) in enumerate(zip(self._accepted, self._reached, strict=True)):
             chance = (accepted + self._PRIOR * chance) / (reached + self._PRIOR)
             conditional[j] = chance
-        return np.cumprod(conditional)
+        return np.cumprod(conditional, dtype=np.float64)
 
     def new_text(self) -> None:
         """Trust what other texts taught about positions less; what a probability is worth stays."""
@@ -124,16 +124,18 @@ class Calibration:
             np.add.at(self._hits, tried[:accepted], 1.0)
 
     def _bin(self, probabilities: Sequence[float]) -> NDArray[np.int64]:
-        return np.minimum(np.asarray(probabilities) * self._BINS, self._BINS - 1).astype(np.int64)
+        bins: NDArray[np.int64] = np.minimum(np.asarray(probabilities) * self._BINS, self._BINS - 1).astype(np.int64)
+        return bins
 
 
 class AdaptiveWidth:
     """Picks the widths with the most expected tokens per second; stops drafting while that does not pay.
 
     Drafting n tokens and verifying w of them costs draft(n + 1) + verify(w + 1) seconds and emits one token plus those
-    that survive. With r the best tokens per second over recent rounds, verifying w is worth E(w) - r * verify(w + 1), and
-    n is chosen so that the best such w, over recent full drafts, leaves most after r * draft(n + 1). A full draft every
-    few rounds keeps that record fresh. While drafting loses to plain decoding it is tried rarely, and ever more so.
+    that survive, E(w) in all. With r the best tokens per second over recent rounds, verifying w is worth
+    E(w) - r * verify(w + 1), and n is chosen so that the best such w, over recent full drafts, leaves most after
+    r * draft(n + 1). A full draft every few rounds keeps that record fresh. While drafting loses to plain decoding it
+    is tried rarely, and ever more so.
     """
 
     _PATIENCE = (16, 512)  # rounds between trials while parked: first, most

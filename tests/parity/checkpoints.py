@@ -77,7 +77,7 @@ def write_target(name: str, folder: Path, tokenizer_from: Path) -> Any:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim >= 2:  # larger than the default initialisation, so that logits differ clearly
-                parameter.normal_(0, 0.3 if "conv1d" in parameter_name else 0.12)
+                parameter.normal_(0, 0.3 if "conv1d" in parameter_name else 0.08)
             elif parameter_name.endswith("norm.weight"):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)

@@ -19,7 +19,9 @@ TOKENS = 90
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pair_folder: Path) -> tuple[Any, Engine]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pair_folder: Path
+) -> tuple[Any, Engine]:
     folder = tmp_path_factory.mktemp(request.param)
     model = write_target(request.param, folder / "target", pair_folder / "target")
     write_drafter(folder / "drafter", model.config.num_hidden_layers, TAPS)

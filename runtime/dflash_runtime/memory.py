@@ -1,0 +1,35 @@
+"""What this process and this machine have of memory."""
+
+import contextlib
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+_MADV_DONTNEED = 4
+
+
+def physical_memory() -> int:
+    """Bytes of physical memory; 8 GiB where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30
+
+
+def release_mapped(folder: Path) -> None:
+    """Give back the resident pages of files mapped from `folder`; they are read again if ever needed.
+
+    OpenVINO keeps the weight file mapped after it has packed the weights, which doubles the memory for nothing.
+    Only Linux needs and supports this; elsewhere it does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    prefix = f"{folder.resolve()}{os.sep}"
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            span, mode, _, _, _, *name = line.split(maxsplit=5)
+            if name and name[0].startswith(prefix) and "w" not in mode:
+                start, end = (int(x, 16) for x in span.split("-"))
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
