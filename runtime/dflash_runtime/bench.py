@@ -88,7 +88,7 @@ def warm_up(engine: Engine, dataset: Dataset, encoder: Encoder) -> None:
 
 
 def sweep(engine: Engine, prompts: Iterable[Sequence[int]], configs: Sequence[GenerationConfig]) -> list[float]:
-    """Return the tokens per second of each config over all prompts; each prompt is decoded with every config in turn."""
+    """Return the tokens per second of each config over all prompts; each prompt meets every config in turn."""
     results: list[list[Result]] = [[] for _ in configs]
     for prompt in prompts:
         for config, found in zip(configs, results, strict=True):

@@ -1,7 +1,7 @@
 """What the models have committed, and how far a new request can build on it.
 
 Attention caches can be cut at any length. A recurrent state exists only where it is now and where a snapshot was taken:
-at the end of each prompt and of each answer, the last few of which are kept.
+shortly before the end of each prompt and at the end of each answer, the last few of which are kept.
 """
 
 from collections import deque

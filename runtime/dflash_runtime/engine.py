@@ -1,26 +1,35 @@
 """Loads a bundle and generates from it: the entry point for programs that embed the runtime."""
 
+from __future__ import annotations
+
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
 
 import openvino as ov
 from dflash_graphs.errors import RequestError
 
 from .bundle import Bundle, open_bundle
+from .chat import ChatTemplate
 from .context import Context
 from .device import Settings, choose_settings
-from .generation import GenerationConfig, Result
+from .generation import GenerationConfig, Result, default_config, stop_ids
 from .loading import default_context, load_models
-from .loop import Decoder, Greedy
+from .loop import Decoder
+from .sampling import SpeculativeSampler
 from .stop import StopStrings
+from .structured import Grammars
 from .tokenizer import Tokenizer
 from .width import AdaptiveWidth, Calibration, Costs, FixedWidth, WidthPolicy
 
 __all__ = ["Engine", "GenerationConfig", "Result", "load"]
 
-Prompt = str | Sequence[int]
+Message = Mapping[str, Any]  # as chat templates take it: role, content, …
+Prompt = str | Sequence[int] | Sequence[Message]
 Progress = Callable[[int, int], None]
 
 
@@ -34,7 +43,7 @@ class Engine:
     def __init__(self, bundle: Bundle, settings: Settings, max_context: int) -> None:
         start = time.perf_counter()
         self.bundle, self.max_context = bundle, max_context
-        self.tokenizer = Tokenizer(bundle.folder)
+        self.tokenizer, self.defaults = Tokenizer(bundle.folder), default_config(bundle.folder)
         self.models, tuning = load_models(bundle, settings, max_context)
         self.verify_costs, self.draft_costs = Costs(tuning.verify), Costs(tuning.draft)
         self.context = Context(self.models.target, self.models.proposer)
@@ -42,12 +51,28 @@ class Engine:
         self._busy, self._cancelled = threading.Lock(), threading.Event()
         self.load_seconds = time.perf_counter() - start
 
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The bundle's chat template; raises ChatTemplateError when it has none."""
+        return ChatTemplate(self.bundle.folder)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        text = (self.bundle.folder / "tokenizer.json").read_text(encoding="utf-8")
+        return Grammars(text, self.bundle.manifest.target.vocab_size, self.tokenizer.stop_token_ids)
+
     def generate(self, prompt: Prompt, config: GenerationConfig | None = None) -> Result:
-        """Run a request to its end."""
+        """Run a request to its end. `config` defaults to `defaults`, what the model's publisher recommends."""
         result = Result()
         for _ in self.stream(prompt, config, result):
             pass
         return result
+
+    def generate_several(self, prompt: Prompt, count: int, config: GenerationConfig | None = None) -> list[Result]:
+        """Run a request `count` times, one after the other, with seeds counting up from the given one."""
+        config = config or self.defaults
+        seeds = [None if config.seed is None else config.seed + i for i in range(count)]
+        return [self.generate(prompt, replace(config, seed=seed)) for seed in seeds]
 
     def stream(
         self,
@@ -58,11 +83,11 @@ class Engine:
     ) -> Iterator[str]:
         """Yield text as it is decided, and fill `result` along the way.
 
-        `progress` gets the prompt tokens done and their total. Closing the iterator early ends the request.
+        `prompt` is ready-made text, token ids, or chat messages. `progress` gets the prompt tokens done and their
+        total. Closing the iterator early ends the request; the engine can be used again at once.
         """
-        config, result = config or GenerationConfig(), result if result is not None else Result()
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check(ids, config)
+        config, result = config or self.defaults, result if result is not None else Result()
+        ids = self._fit(self.encode(prompt), config)
         if not self._busy.acquire(blocking=False):
             raise RequestError("the engine is busy with another request; wait for it or load a second engine")
         try:
@@ -76,12 +101,21 @@ class Engine:
         if self._busy.locked():
             self._cancelled.set()
 
+    def encode(self, prompt: Prompt, **options: Any) -> list[int]:
+        """Return the ids of a prompt; `options` (tools, enable_thinking, …) go to the chat template of messages."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            text = self.chat_template.render(cast(Sequence[Message], prompt), **options)
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        return list(cast(Sequence[int], prompt))
+
     def _text(
         self, ids: list[int], config: GenerationConfig, result: Result, progress: Progress | None
     ) -> Iterator[str]:
         """Detokenize, and hold back what could become a stop string."""
-        stops = frozenset() if config.ignore_eos else self.tokenizer.stop_token_ids
-        detokenizer, matcher = self.tokenizer.stream(), StopStrings(config.stop)
+        stops = stop_ids(config, self.tokenizer.stop_token_ids)
+        detokenizer, matcher, matched = self.tokenizer.stream(), StopStrings(config.stop), None
         for tokens in self._tokens(ids, config, stops, result, progress):
             result.token_ids += tokens
             chunk, matched = matcher.feed(detokenizer.push(t for t in tokens if t not in stops))
@@ -89,39 +123,48 @@ class Engine:
             if chunk:
                 yield chunk
             if matched is not None:
-                result.finish_reason = "stop"
-                return
-        chunk, matched = matcher.feed(detokenizer.flush())
-        chunk += "" if matched is not None else matcher.flush()
-        result.text += chunk
-        if chunk:
-            yield chunk
+                break
+        if matched is None:
+            chunk, matched = matcher.feed(detokenizer.flush())
+            chunk += "" if matched is not None else matcher.flush()
+            result.text += chunk
+            if chunk:
+                yield chunk
+        if matched is not None:
+            result.finish_reason = "stop"
 
     def _tokens(
         self, ids: list[int], config: GenerationConfig, stops: frozenset[int], result: Result, progress: Progress | None
     ) -> Iterator[Sequence[int]]:
         start = time.perf_counter()
+        sampler = self._sampler(ids, config)
         decoder = Decoder(self.context, self.models.head, self._policy(config), self.models.minimum_rows)
-        sampler = Greedy()
         result.prompt_tokens, result.timings.load = len(ids), self.load_seconds
         result.cached_tokens = known = self.context.resume(ids)
         report = None if progress is None else lambda done: progress(known + done, len(ids))
         anchor = decoder.prefill(ids[known:], sampler, report)
-        self.context.keep()
         first = time.perf_counter()
         result.timings.first_token = first - start
-        result.finish_reason = "stop" if anchor in stops else "length"
+        result.logprobs = sampler.logprobs[:1]
         yield [anchor]
         for done in decoder.rounds(anchor, config.max_new_tokens - 1, sampler, stops):
+            anchor = done.tokens[-1]
             result.rounds.append(done)
             result.timings.decode = time.perf_counter() - first
-            if done.tokens[-1] in stops:
-                result.finish_reason = "stop"
+            result.logprobs = sampler.logprobs[: len(result.token_ids) + len(done.tokens)]
             yield done.tokens
             if self._cancelled.is_set():
                 result.finish_reason = "cancelled"
                 return
+        result.finish_reason = "stop" if anchor in stops else "length"
         self.context.keep()
+
+    def _sampler(self, ids: Sequence[int], config: GenerationConfig) -> SpeculativeSampler:
+        constraint = self._grammars.compile(config.structured) if config.structured is not None else None
+        vocabulary = self.bundle.manifest.target.vocab_size
+        sampler = SpeculativeSampler(config, vocabulary, self.tokenizer.stop_token_ids, constraint)
+        sampler.start(ids)
+        return sampler
 
     def _policy(self, config: GenerationConfig) -> WidthPolicy:
         if not config.draft or self._calibration is None:
@@ -130,32 +173,38 @@ class Engine:
             return FixedWidth(config.block_size)
         return AdaptiveWidth(self._calibration, self.models.minimum_rows, self.verify_costs, self.draft_costs)
 
-    def _check(self, ids: Sequence[int], config: GenerationConfig) -> None:
-        config.check()
+    def _fit(self, ids: list[int], config: GenerationConfig) -> list[int]:
+        """Check the prompt, and cut it where the request says so."""
+        vocabulary = self.bundle.manifest.target.vocab_size
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")
-        vocabulary = self.bundle.manifest.target.vocab_size
         if bad := [t for t in ids if not 0 <= t < vocabulary]:
             raise RequestError(f"token id {bad[0]} is outside the vocabulary of {vocabulary}")
-        if len(ids) + config.max_new_tokens > self.max_context:
+        room = self.max_context - config.max_new_tokens
+        if len(ids) > room and (config.truncate == "never" or room < 1):
             raise RequestError(
                 f"{len(ids)} prompt tokens and {config.max_new_tokens} new ones exceed the context of "
-                f"{self.max_context}; shorten the prompt or load with a larger max_context"
+                f"{self.max_context}; shorten the prompt, load with a larger max_context, or use truncate=left"
             )
+        return ids[-room:]
 
 
 def load(
     bundle: str | os.PathLike[str],
     *,
+    device: str = "CPU",
     threads: int | None = None,
     max_context: int | None = None,
     precision: str | None = None,
 ) -> Engine:
     """Open a bundle folder and return an engine.
 
-    `threads` defaults to one per physical core; `max_context` (tokens of prompt and output together) to what a quarter
-    of the memory holds, at most 32768; `precision` (f32 or bf16) to what the weights are stored in and the CPU can do.
+    `device` must be CPU; `threads` defaults to one per physical core; `max_context` (tokens of prompt and output
+    together) to what a quarter of the memory holds, at most 32768; `precision` (f32 or bf16) to what the weights are
+    stored in and the CPU can do.
     """
+    if device != "CPU":
+        raise RequestError(f"device {device!r} is not supported; this runtime is exact on CPU only")
     opened = open_bundle(bundle)
     settings = choose_settings(ov.Core(), opened.manifest.graphs["target"].weight_format, threads, precision)
     if max_context is not None and max_context < 2:

@@ -1,29 +1,55 @@
 """What a request asks for and what it gets back."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
 
 from dflash_graphs.errors import RequestError
 
 from .loop import Round
+from .sampling import SamplingConfig, TokenLogprobs
+from .structured import StructuredOutput
+from .tokenizer import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
-    """One request. Greedy unless a temperature is given; None leaves a choice to the engine."""
+class GenerationConfig(SamplingConfig):
+    """One request: how to choose tokens (see `SamplingConfig`; greedy by default) and when to end.
+
+    What concerns drafting changes how long the same text takes, never the text.
+    """
 
     max_new_tokens: int = 256
-    draft: bool = True  # False: plain decoding, the same tokens one at a time
-    block_size: int | None = None  # rows of every verify, anchor included; None: the width policy chooses
     ignore_eos: bool = False
     stop: Sequence[str] = ()  # strings that end the text and are not part of it
+    truncate: Literal["never", "left"] = "never"  # what to do with a prompt that does not fit the context
+    structured: StructuredOutput | None = None
+    draft: bool = True  # False: plain decoding, one token a round
+    block_size: int | None = None  # rows of every verify, anchor included; None: the width policy chooses
 
-    def check(self) -> None:
-        """Raise RequestError for values that make no sense."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if self.block_size is not None and not 1 <= self.block_size <= 16:
-            raise RequestError(f"block_size must be between 1 and 16, not {self.block_size}")
+            raise RequestError(f"block_size must be from 1 to 16, not {self.block_size}")
+        if self.truncate not in ("never", "left"):
+            raise RequestError(f"truncate must be never or left, not {self.truncate!r}")
+
+
+def default_config(folder: Path) -> GenerationConfig:
+    """The request the publisher of the model recommends, from the bundle's `generation_config.json`."""
+    found: Mapping[str, Any] = read_json(folder / "generation_config.json")
+    names = {f.name for f in fields(SamplingConfig)} - {"seed", "logprobs", "logit_bias", "min_new_tokens"}
+    options = {name: found[name] for name in names if found.get(name) is not None}
+    if not found.get("do_sample", False):
+        options = {k: v for k, v in options.items() if k not in ("temperature", "top_k", "top_p", "min_p")}
+    elif "temperature" not in options:
+        options["temperature"] = 1.0
+    return GenerationConfig(**options)
 
 
 @dataclass(kw_only=True)
@@ -43,8 +69,9 @@ class Result:
     cached_tokens: int = 0  # of the prompt, still in the caches from earlier requests
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    finish_reason: str | None = None  # stop, length, or cancelled
+    finish_reason: Literal["stop", "length", "cancelled"] | None = None  # None: not finished
     rounds: list[Round] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, if asked for
     timings: Timings = field(default_factory=Timings)
 
     @property
@@ -56,3 +83,8 @@ class Result:
     def tokens_per_second(self) -> float:
         """Decode rate after the first token."""
         return (len(self.token_ids) - 1) / self.timings.decode if self.timings.decode else 0.0
+
+
+def stop_ids(config: GenerationConfig, eos: Collection[int]) -> frozenset[int]:
+    """The tokens that end this request."""
+    return frozenset() if config.ignore_eos else frozenset(eos)

@@ -18,7 +18,7 @@ _PADDING = 0  # fills a verify up to the smallest exact row count; its rows are 
 
 @dataclass(frozen=True)
 class Round:
-    """One verify: `drafted` tokens went in, the first `accepted` were right, `tokens` came out (one more unless cut)."""
+    """One verify: `drafted` tokens went in, `accepted` of them were right, `tokens` came out (one more unless cut)."""
 
     drafted: int
     accepted: int
@@ -51,6 +51,8 @@ class Decoder:
         done = 0
         while done < len(tokens):
             piece = tokens[done : done + self.target.max_rows]
+            if done + len(piece) == len(tokens):
+                self.context.keep()  # the same prompt, or one with another end, resumes here
             rows = self.target.verify(self._padded(piece))
             done += len(piece)
             if done == len(tokens):

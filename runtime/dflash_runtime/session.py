@@ -1,0 +1,52 @@
+"""A conversation: keeps the messages, and lets the engine compute only what is new in each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dflash_graphs.errors import RequestError
+
+from .engine import Engine
+from .generation import GenerationConfig, Result
+
+
+class ChatSession:
+    """Messages and the last result. `options` (tools, enable_thinking, …) go to the chat template each turn."""
+
+    def __init__(self, engine: Engine, system: str | None = None, **options: Any) -> None:
+        self.engine, self.options = engine, options
+        self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        self.last = Result()
+
+    def stream(self, text: str, config: GenerationConfig | None = None) -> Iterator[str]:
+        """Say `text` and yield the answer; an answer cut short stays in the conversation as far as it came."""
+        self.messages.append({"role": "user", "content": text})
+        yield from self._answer(config)
+
+    def say(self, text: str, config: GenerationConfig | None = None) -> Result:
+        """Say `text` and return the whole answer."""
+        for _ in self.stream(text, config):
+            pass
+        return self.last
+
+    def regenerate(self, config: GenerationConfig | None = None) -> Result:
+        """Answer the last message once more, in place of the last answer."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            raise RequestError("there is no answer to replace; say something first")
+        self.messages.pop()
+        for _ in self._answer(config):
+            pass
+        return self.last
+
+    def reset(self) -> None:
+        """Forget the conversation; the system message stays."""
+        self.messages = [m for m in self.messages if m["role"] == "system"]
+
+    def _answer(self, config: GenerationConfig | None) -> Iterator[str]:
+        self.last = Result()
+        ids = self.engine.encode(self.messages, **self.options)
+        try:
+            yield from self.engine.stream(ids, config, self.last)
+        finally:
+            self.messages.append({"role": "assistant", "content": self.last.text})
