@@ -1,0 +1,146 @@
+"""What an export will write, settled before anything is written.
+
+Knows which checks come first and what the parts of a bundle are made of. Does not write. The graphs are already built
+here, over blank weights, so that every problem of a checkpoint but a damaged matrix shows before the first byte.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dflash_graphs import graphs
+from dflash_graphs.errors import CheckpointError, ExportError
+from dflash_graphs.openvino_emitter import OpenVinoOps
+from dflash_graphs.specs import CHUNK, DrafterSpec, TargetSpec
+
+from .checkpoint import Checkpoint, Tensor
+from .drafter_config import drafter_spec
+from .hf_config import target_spec
+from .shapes import EMBEDDING, expected_shapes, head_name
+from .weights import FORMATS, CheckpointWeights
+
+DRAFT_HEAD = "draft_head"  # not a tensor of its own: the first rows of the head
+TOKENIZER = "tokenizer.json"
+COPIED = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+)
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """A pair of checkpoint folders and how to write them.
+
+    `weight_format` is f32, bf16, f16, int8 or int4. `head_format` defaults to it, except that an int4 target keeps its
+    head at int8; `draft_format` defaults to it. `capacity` is the number of cached positions the files are written
+    for, at most the target's own maximum (a runtime may reshape it). `draft_vocabulary` is how many token ids, from 0
+    up, the drafter's own copy of the head can name. `overwrite` replaces an existing bundle, at the very end.
+    """
+
+    target: str | Path
+    output: Path
+    drafter: str | Path | None = None
+    weight_format: str = "bf16"
+    head_format: str | None = None
+    draft_format: str | None = None
+    capacity: int = 4096
+    draft_vocabulary: int = 98304  # covers 99.9 % of English text and code with the tokenizer of Qwen3.5
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """One graph, built over blank weights."""
+
+    name: str
+    weight_format: str
+    ops: OpenVinoOps
+    weights: CheckpointWeights
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything an export writes."""
+
+    target_folder: Path
+    target: TargetSpec
+    embeddings: Tensor
+    parts: tuple[Part, ...]
+    drafter_folder: Path | None = None
+    drafter: DrafterSpec | None = None
+
+
+def make_plan(request: ExportRequest) -> Plan:
+    """Read and check both checkpoints and build the graphs; raises CheckpointError, UnsupportedError, ExportError."""
+    target_format, head_format, draft_format = _formats(request)
+    for key, value in (("capacity", request.capacity), ("draft_vocabulary", request.draft_vocabulary)):
+        if value < 1:
+            raise ExportError(f"{key} is {value}; give a positive number.")
+    source = Checkpoint(Path(request.target))
+    spec = target_spec(source.config, str(source.folder / "config.json"))
+    if not (source.folder / TOKENIZER).is_file():
+        raise CheckpointError(f"{source.folder} has no {TOKENIZER}. Download the tokenizer files of the target, too.")
+    tensors = source.select(expected_shapes(spec))
+    plan = Plan(source.folder, spec, tensors[EMBEDDING], parts=())
+    capacity = min(request.capacity, spec.max_positions)
+    if request.drafter is None:
+        parts = _target_parts(spec, tensors, target_format, head_format, taps=(), rows=CHUNK, capacity=capacity)
+        return replace(plan, parts=parts)
+    draft_source = Checkpoint(Path(request.drafter))
+    drafter = drafter_spec(draft_source.config, spec, str(draft_source.folder / "config.json"))
+    draft_tensors = draft_source.select(expected_shapes(drafter))
+    rows, taps = drafter.block_size, drafter.taps
+    parts = _target_parts(spec, tensors, target_format, head_format, taps=taps, rows=rows, capacity=capacity)
+    draft_tensors[DRAFT_HEAD] = _first_rows(tensors[head_name(spec)], request.draft_vocabulary)
+    parts += _drafter_parts(drafter, draft_tensors, draft_format, capacity=capacity)
+    return replace(plan, parts=parts, drafter=drafter, drafter_folder=draft_source.folder)
+
+
+def _formats(request: ExportRequest) -> tuple[str, str, str]:
+    head = request.head_format or ("int8" if request.weight_format == "int4" else request.weight_format)
+    formats = (request.weight_format, head, request.draft_format or request.weight_format)
+    for chosen in formats:
+        if chosen not in FORMATS:
+            raise ExportError(f"the weight format {chosen!r} is unknown; choose one of {', '.join(FORMATS)}.")
+    return formats
+
+
+_Tensors = Mapping[str, Tensor]
+
+
+def _target_parts(
+    spec: TargetSpec,
+    tensors: _Tensors,
+    weight_format: str,
+    head_format: str,
+    *,
+    taps: tuple[int, ...],
+    rows: int,
+    capacity: int,
+) -> tuple[Part, ...]:
+    target, head = _part("target", tensors, weight_format), _part("head", tensors, head_format)
+    graphs.target(target.ops, spec, target.weights, taps, rows=rows, capacity=capacity)
+    graphs.head(head.ops, head.weights.matrix(head_name(spec)), rows=rows)
+    return target, head
+
+
+def _drafter_parts(spec: DrafterSpec, tensors: _Tensors, weight_format: str, *, capacity: int) -> tuple[Part, ...]:
+    names = ("drafter_context", "drafter", "draft_head")
+    context, block, head = (_part(name, tensors, weight_format) for name in names)
+    graphs.drafter_context(context.ops, spec, context.weights, rows=spec.block_size)
+    graphs.drafter(block.ops, spec, block.weights, capacity=capacity)
+    graphs.draft_head(head.ops, head.weights.matrix(DRAFT_HEAD), rows=spec.block_size)
+    return context, block, head
+
+
+def _first_rows(matrix: Tensor, rows: int) -> Tensor:
+    """The head of a tensor in a file; the most frequent tokens have the lowest ids in a byte-pair vocabulary."""
+    return replace(matrix, shape=(min(rows, matrix.shape[0]), *matrix.shape[1:]))
+
+
+def _part(name: str, tensors: _Tensors, weight_format: str) -> Part:
+    return Part(name, weight_format, OpenVinoOps(name), CheckpointWeights(tensors, weight_format))

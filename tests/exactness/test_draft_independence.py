@@ -1,0 +1,72 @@
+"""Whatever is drafted, however wide: the same tokens, the same logits bit for bit, the same state."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dflash_runtime import Engine, GenerationConfig, load
+from dflash_runtime.context import Context
+from dflash_runtime.loop import Decoder, Greedy
+from dflash_runtime.proof import KnowingProposer, RandomWidth
+from dflash_runtime.verify import draft_independence, self_tests
+from dflash_runtime.width import FixedWidth
+
+FORMATS = ("f32", "bf16", "int8")
+PROMPTS, TOKENS = (0, 2, 6), 64  # one prompt of each domain
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def any_engine(request: pytest.FixtureRequest, small_bundle: Callable[[str], Path]) -> Engine:
+    return load(small_bundle(request.param), max_context=1024)
+
+
+def test_every_kind_of_draft_gives_the_tokens_logits_and_state_of_plain_decoding(
+    any_engine: Engine, golden: list[dict[str, Any]]
+) -> None:
+    found = [
+        finding
+        for i in PROMPTS
+        for finding in draft_independence(any_engine, str(i), golden[i]["prompt_ids"], TOKENS, seed=i)
+    ]
+    assert [finding for finding in found if not finding.is_exact] == []
+    assert all(finding.compared == TOKENS for finding in found)
+    assert len(FORMATS) * sum(finding.compared for finding in found) >= 2000
+    accepted = {kind: [f.accepted_tokens for f in found if f.check == kind] for kind in ("dflash", "adversarial", "true")}
+    assert all(0 < count for kind in accepted for count in accepted[kind])
+    partly = [f for f in found if f.check == "adversarial"]
+    assert all(f.accepted_tokens < f.draft_tokens for f in partly)
+
+
+def test_rows_do_not_depend_on_their_number_or_on_where_a_call_begins(any_engine: Engine) -> None:
+    assert [finding for finding in self_tests(any_engine) if not finding.is_exact] == []
+
+
+def test_state_after_every_partial_acceptance_is_that_of_a_cold_run(
+    any_engine: Engine, golden: list[dict[str, Any]]
+) -> None:
+    models, prompt = any_engine.models, golden[0]["prompt_ids"]
+    truth = any_engine.generate(prompt, GenerationConfig(max_new_tokens=96, draft=False, ignore_eos=True)).token_ids
+    any_engine.context.clear()
+    proposer = KnowingProposer(any_engine.bundle.manifest.target.vocab_size, seed=1, kind="adversarial")
+    proposer.truth = [*prompt, *truth]
+    context = Context(models.target, proposer)
+    decoder = Decoder(context, models.head, RandomWidth(16, seed=1), models.minimum_rows)
+    anchor, partial = decoder.prefill(prompt, Greedy()), 0
+    for this in decoder.rounds(anchor, 64, Greedy()):
+        partial += this.accepted < this.drafted
+        warm = models.target.snapshot()
+        cold = Context(models.target, None)
+        cold.clear()
+        Decoder(cold, models.head, FixedWidth(1), models.minimum_rows).prefill(context.tokens, Greedy())
+        assert models.target.snapshot().length == warm.length
+        for a, b in zip(models.target.snapshot().arrays, warm.arrays, strict=True):
+            assert np.array_equal(a, b)
+        models.target.restore(warm)
+    assert context.tokens == [*prompt, *truth][: len(context.tokens)]
+    assert partial >= 5
+
+
+def test_golden_tokens_and_acceptance(engine: Engine, departures: Callable[[Engine], list[str]]) -> None:
+    assert departures(engine) == []
