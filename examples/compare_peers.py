@@ -1,9 +1,9 @@
 """Compare engines that run DFlash on a CPU, on the same weights: speed, acceptance length, memory, load time.
 
 Each engine runs in worker processes, a peer with the Python of its own environment. All get the same prompts in turn,
-so that changes in the machine's load meet all of them, and idle workers are stopped (SIGSTOP). A rate is generated
-tokens over the time of the whole request, prefill included; decoding is greedy. An engine that is absent or fails is
-listed with the reason. Knows how each engine is loaded and asked, nothing about how it works. Needs Linux.
+to share the machine's ups and downs; idle ones are stopped. A rate is tokens over the time of the whole greedy
+request, prefill included. An engine that is absent or fails is listed with the reason. Knows how each engine is loaded
+and asked, nothing about how it works. Needs Linux.
 
     python compare_peers.py --target CHECKPOINT --drafter CHECKPOINT --prompts prompts.jsonl --bundle BUNDLE \
         --genai-python VENV/bin/python --genai-target IR --genai-drafter IR --vllm-python VENV/bin/python
@@ -27,6 +27,7 @@ import click
 
 PATH = click.Path(path_type=Path)
 Loaded = tuple[Callable[[str], Any], Callable[[Any], dict[str, Any]]]  # generate (timed), describe its result (untimed)
+HEAD = "from __future__ import annotations\nimport contextlib, json, os, subprocess, sys, time"
 # The load functions, `peak_rss_mb` and `serve` are sent to other interpreters as source, so each imports what it needs.
 
 
@@ -158,11 +159,11 @@ class Run:
     worker: subprocess.Popen[str] | None = None
 
     def start(self, warm_up: str) -> None:
-        source = "from __future__ import annotations\nimport contextlib, json, os, subprocess, sys, time\n"
-        source += "from pathlib import Path\n" + "\n".join(inspect.getsource(part) for part in (peak_rss_mb, serve, self.load))
-        command = [str(self.python), "-c", f"{source}\nserve({self.load.__name__})"]
+        source = ["from pathlib import Path", *map(inspect.getsource, (peak_rss_mb, serve, self.load))]
+        command = [str(self.python), "-c", "\n".join([HEAD, *source, f"serve({self.load.__name__})"])]
         pipe, log, begin = subprocess.PIPE, subprocess.DEVNULL, time.perf_counter()
-        self.worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True)
+        # A group in this session: if this process dies, the kernel hangs up on the stopped group.
+        self.worker = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=log, preexec_fn=os.setpgrp)
         self.exchange(self.options)
         self.load_seconds = time.perf_counter() - begin
         self.exchange(warm_up)

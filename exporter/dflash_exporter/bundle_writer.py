@@ -76,13 +76,12 @@ def _write_graph(part: Part, folder: Path, meter: _Meter) -> Graph:
         raise OSError(f"OpenVINO could not write {path.name}, as when the disk is full ({error})") from error
     part.weights.fill(path, lambda count: meter.add(part.name, count))
     model = ov.Core().read_model(path)
-    graph = Graph(
+    return Graph(
         file=f"{part.name}/{IR}",
         weight_format=part.weight_format,
         inputs=tuple(_port(port) for port in model.inputs),
         outputs=tuple(_port(port) for port in model.outputs),
     )
-    return graph
 
 
 def _port(port: ov.Output) -> Port:

@@ -12,15 +12,17 @@ from .generation import GenerationConfig, Result
 async def stream_async(
     engine: Engine, prompt: Prompt, config: GenerationConfig | None = None, result: Result | None = None
 ) -> AsyncIterator[str]:
-    """Yield text as `Engine.stream` does; closing it (`contextlib.aclosing`) or cancelling the task ends the request."""
+    """Yield text as `Engine.stream` does; closing (`contextlib.aclosing`) or cancelling it ends the request."""
     chunks = engine.stream(prompt, config, result)
     loop, ended = asyncio.get_running_loop(), object()
     try:
         while (chunk := await loop.run_in_executor(None, next, chunks, ended)) is not ended:
             assert isinstance(chunk, str)
             yield chunk
-    finally:
+    except (GeneratorExit, asyncio.CancelledError):
         engine.cancel()
+        raise
+    finally:
         # the thread may still be inside a round: wait for it, then close the request
         await asyncio.shield(loop.run_in_executor(None, _close, chunks))
 

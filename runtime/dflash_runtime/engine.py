@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import openvino as ov
 from dflash_graphs.errors import RequestError
@@ -18,7 +18,8 @@ from .chat import ChatTemplate
 from .context import Context
 from .device import Settings, choose_settings
 from .generation import GenerationConfig, Result, default_config, stop_ids
-from .loading import default_context, load_models
+from .loading import Drafting, default_context, load_models
+from .lookup import BLOCK_SIZE
 from .loop import Decoder
 from .sampling import SpeculativeSampler
 from .stop import StopStrings
@@ -26,11 +27,18 @@ from .structured import Grammars
 from .tokenizer import Tokenizer
 from .width import AdaptiveWidth, Calibration, Costs, FixedWidth, WidthPolicy
 
+if TYPE_CHECKING:
+    from .session import ChatSession
+
 __all__ = ["Engine", "GenerationConfig", "Result", "load"]
 
 Message = Mapping[str, Any]  # as chat templates take it: role, content, …
 Prompt = str | Sequence[int] | Sequence[Message]
 Progress = Callable[[int, int], None]
+
+
+class _CancelledError(Exception):
+    """Leaves the prefill between two pieces of the prompt."""
 
 
 class Engine:
@@ -40,14 +48,18 @@ class Engine:
     output is bitwise that of a fresh engine.
     """
 
-    def __init__(self, bundle: Bundle, settings: Settings, max_context: int) -> None:
+    def __init__(
+        self, bundle: Bundle, settings: Settings, max_context: int, proposer: Drafting | None = None
+    ) -> None:
         start = time.perf_counter()
         self.bundle, self.max_context = bundle, max_context
         self.tokenizer, self.defaults = Tokenizer(bundle.folder), default_config(bundle.folder)
-        self.models, tuning = load_models(bundle, settings, max_context)
+        self.models, tuning = load_models(bundle, settings, max_context, proposer)
         self.verify_costs, self.draft_costs = Costs(tuning.verify), Costs(tuning.draft)
         self.context = Context(self.models.target, self.models.proposer)
-        self._calibration = Calibration(bundle.manifest.drafter.block_size) if bundle.manifest.drafter else None
+        drafter = bundle.manifest.drafter
+        self._calibration = Calibration(drafter.block_size if drafter else BLOCK_SIZE)
+        self._copies = Calibration(BLOCK_SIZE)
         self._busy, self._cancelled = threading.Lock(), threading.Event()
         self.load_seconds = time.perf_counter() - start
 
@@ -58,8 +70,7 @@ class Engine:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        text = (self.bundle.folder / "tokenizer.json").read_text(encoding="utf-8")
-        return Grammars(text, self.bundle.manifest.target.vocab_size, self.tokenizer.stop_token_ids)
+        return Grammars(self.tokenizer.to_json(), self.bundle.manifest.target.vocab_size, self.tokenizer.stop_token_ids)
 
     def generate(self, prompt: Prompt, config: GenerationConfig | None = None) -> Result:
         """Run a request to its end. `config` defaults to `defaults`, what the model's publisher recommends."""
@@ -92,14 +103,25 @@ class Engine:
             raise RequestError("the engine is busy with another request; wait for it or load a second engine")
         try:
             yield from self._text(ids, config, result, progress)
+        except GeneratorExit:  # closed between two rounds
+            raise
+        except BaseException:  # an interrupt may have struck in the middle of a commit
+            self.context.clear()
+            raise
         finally:
             self._cancelled.clear()
             self._busy.release()
 
     def cancel(self) -> None:
-        """End the running request after its current round."""
+        """End the running request after its current round, or its current piece of the prompt."""
         if self._busy.locked():
             self._cancelled.set()
+
+    def chat(self, system: str | None = None, **options: Any) -> ChatSession:
+        """Return a new conversation; `options` as for `encode`."""
+        from .session import ChatSession
+
+        return ChatSession(self, system, **options)
 
     def encode(self, prompt: Prompt, **options: Any) -> list[int]:
         """Return the ids of a prompt; `options` (tools, enable_thinking, …) go to the chat template of messages."""
@@ -141,8 +163,18 @@ class Engine:
         decoder = Decoder(self.context, self.models.head, self._policy(config), self.models.minimum_rows)
         result.prompt_tokens, result.timings.load = len(ids), self.load_seconds
         result.cached_tokens = known = self.context.resume(ids)
-        report = None if progress is None else lambda done: progress(known + done, len(ids))
-        anchor = decoder.prefill(ids[known:], sampler, report)
+
+        def report(done: int) -> None:
+            if progress is not None:
+                progress(known + done, len(ids))
+            if self._cancelled.is_set():
+                raise _CancelledError
+
+        try:
+            anchor = decoder.prefill(ids[known:], sampler, report)
+        except _CancelledError:
+            result.finish_reason = "cancelled"
+            return
         first = time.perf_counter()
         result.timings.first_token = first - start
         result.logprobs = sampler.logprobs[:1]
@@ -167,11 +199,13 @@ class Engine:
         return sampler
 
     def _policy(self, config: GenerationConfig) -> WidthPolicy:
-        if not config.draft or self._calibration is None:
+        if not config.draft:
             return FixedWidth(1)
         if config.block_size is not None:
             return FixedWidth(config.block_size)
-        return AdaptiveWidth(self._calibration, self.models.minimum_rows, self.verify_costs, self.draft_costs)
+        return AdaptiveWidth(
+            self._calibration, self._copies, self.models.minimum_rows, self.verify_costs, self.draft_costs
+        )
 
     def _fit(self, ids: list[int], config: GenerationConfig) -> list[int]:
         """Check the prompt, and cut it where the request says so."""
@@ -196,12 +230,14 @@ def load(
     threads: int | None = None,
     max_context: int | None = None,
     precision: str | None = None,
+    proposer: Drafting | None = None,
 ) -> Engine:
     """Open a bundle folder and return an engine.
 
     `device` must be CPU; `threads` defaults to one per physical core; `max_context` (tokens of prompt and output
     together) to what a quarter of the memory holds, at most 32768; `precision` (f32 or bf16) to what the weights are
-    stored in and the CPU can do.
+    stored in and the CPU can do; `proposer` to the bundle's drafter ("dflash"), in a bundle without one to copies of
+    what followed earlier in the text ("lookup"). "dflash+lookup" lets long copies override the drafter.
     """
     if device != "CPU":
         raise RequestError(f"device {device!r} is not supported; this runtime is exact on CPU only")
@@ -209,4 +245,4 @@ def load(
     settings = choose_settings(ov.Core(), opened.manifest.graphs["target"].weight_format, threads, precision)
     if max_context is not None and max_context < 2:
         raise RequestError(f"max_context must be at least 2, not {max_context}")
-    return Engine(opened, settings, max_context or default_context(opened.manifest, settings))
+    return Engine(opened, settings, max_context or default_context(opened.manifest, settings), proposer)

@@ -1,20 +1,26 @@
 """From a bundle to the models that run it: compiles, tests exactness and measures widths unless that is known."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import openvino as ov
-from dflash_graphs.errors import BundleError
+from dflash_graphs.errors import BundleError, RequestError
 from dflash_graphs.manifest import Manifest
 
 from .bundle import Bundle, Embeddings
 from .device import Settings, choose_settings
+from .lookup import LookupProposer, OverrideProposer
 from .memory import physical_memory
 from .openvino_models import OpenVinoDrafter, OpenVinoDraftHead, OpenVinoHead, OpenVinoTarget
 from .proposers import DFlashProposer
+from .protocols import Proposer
 from .selftest import smallest_exact_rows
 from .tuning import WIDTHS, Tuning, measure_draft, measure_verify, read_tuning, tuning_path, write_tuning
 
+Drafting = Literal["dflash", "lookup", "dflash+lookup"]
+
 _KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+_OVERRIDING_MATCH = 12  # tokens; what follows so long a match is right four times of five, deep in a block too
 
 
 @dataclass(frozen=True)
@@ -25,37 +31,55 @@ class Models:
     target: OpenVinoTarget
     head: OpenVinoHead
     drafter: OpenVinoDrafter | None
-    proposer: DFlashProposer | None
+    dflash: DFlashProposer | None
+    proposer: Proposer  # `dflash`, prompt lookup or both
+    drafting: Drafting  # which of them
     minimum_rows: int  # the fewest rows a verify may have and still be exact
 
     def measure(self, repeats: int) -> Tuning:
         """Measure the cost of every width, medians of `repeats` calls; leaves target and drafter without context."""
         widths = [n for n in WIDTHS if n >= self.minimum_rows]
         draft = {}
-        if self.drafter is not None and self.proposer is not None:
-            draft = measure_draft(self.proposer, self.drafter.spec.feature_width, repeats)
+        if self.drafter is not None and self.dflash is not None:
+            draft = measure_draft(self.dflash, self.drafter.spec.feature_width, repeats)
         verify = measure_verify(self.target, self.head, widths, repeats)
         self.target.reset()
         return Tuning(settings=self.settings, minimum_rows=self.minimum_rows, verify=verify, draft=draft)
 
 
-def load_models(bundle: Bundle, settings: Settings, max_context: int) -> tuple[Models, Tuning]:
+def load_models(
+    bundle: Bundle, settings: Settings, max_context: int, drafting: Drafting | None = None
+) -> tuple[Models, Tuning]:
     """Load a bundle; the first load with given settings also tests and measures, later ones read what was found."""
+    drafting = choose_drafting(bundle.manifest, drafting)
     core, embeddings = ov.Core(), Embeddings(bundle)
     path = tuning_path(bundle, settings)
     tuning = read_tuning(path)
     exact, target, head, rows = _load_exact(core, bundle, embeddings, settings, max_context, tuning)
-    drafter, proposer = None, None
-    if bundle.manifest.drafter is not None:
+    drafter, dflash = None, None
+    proposer: Proposer = LookupProposer()
+    if drafting != "lookup":
         own = _own_settings(core, bundle, "drafter", exact)
         drafter = OpenVinoDrafter(core, bundle, embeddings, own.properties(), own.kv_precision, max_context)
         draft_head = OpenVinoDraftHead(core, bundle, _own_settings(core, bundle, "draft_head", exact).properties())
-        proposer = DFlashProposer(drafter, draft_head, head)
-    models = Models(exact, target, head, drafter, proposer, rows)
-    if tuning is None:
+        proposer = dflash = DFlashProposer(drafter, draft_head, head)
+        if drafting == "dflash+lookup":
+            proposer = OverrideProposer(dflash, LookupProposer(_OVERRIDING_MATCH))
+    models = Models(exact, target, head, drafter, dflash, proposer, drafting, rows)
+    if tuning is None or (dflash is not None and not tuning.draft):  # measured without the drafter
         tuning = models.measure(repeats=1)
         write_tuning(path, tuning)
     return models, tuning
+
+
+def choose_drafting(manifest: Manifest, asked: Drafting | None) -> Drafting:
+    """Return what was asked for, by default the bundle's drafter, or prompt lookup in a bundle without one."""
+    has_drafter = manifest.drafter is not None
+    if asked not in (None, *get_args(Drafting)):
+        raise RequestError(f"proposer must be one of {', '.join(get_args(Drafting))}, not {asked!r}")
+    if asked not in (None, "lookup") and not has_drafter:
+        raise RequestError(f"the bundle has no drafter for {asked}; use lookup, or export it with --draft")
+    return asked or ("dflash" if has_drafter else "lookup")
 
 
 def default_context(manifest: Manifest, settings: Settings) -> int:

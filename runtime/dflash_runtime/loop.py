@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .context import Context
-from .protocols import Head, Logits, Proposal
+from .protocols import Head, Logits
 from .width import WidthPolicy
 
 _PADDING = 0  # fills a verify up to the smallest exact row count; its rows are never committed
@@ -87,11 +87,13 @@ class Decoder:
         return this
 
     def _draft(self, anchor: int, limit: int) -> Sequence[int]:
-        count = min(self.policy.draft_tokens(), limit, self.target.max_rows - 1)
-        if self.proposer is None or count < 1:
+        if self.proposer is None:
             return ()
-        proposal: Proposal = self.proposer.propose(anchor, count)
-        return proposal.tokens[: self.policy.verify_tokens(proposal)]
+        most = min(limit, self.target.max_rows - 1)
+        proposal = self.proposer.propose(anchor, min(self.policy.draft_tokens(), most))
+        if not proposal.tokens:
+            return ()
+        return proposal.tokens[: min(self.policy.verify_tokens(proposal), most)]
 
     def _padded(self, tokens: Sequence[int]) -> Sequence[int]:
         missing = self.minimum_rows - len(tokens)

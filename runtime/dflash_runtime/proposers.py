@@ -34,6 +34,8 @@ class DFlashProposer:
             self._extend()
 
     def propose(self, anchor: int, count: int) -> Proposal:
+        if count < 1:
+            return Proposal(())
         self._extend()
         hidden = self._drafter.block(anchor, min(count + 1, self.block_size))[1:]
         if self._draft_head is None or self._missing > self._MISSES:

@@ -84,6 +84,7 @@ class Proposal:
 
     tokens: Sequence[int]
     probabilities: Sequence[float] = ()
+    is_copy: bool = False  # found in the text so far, at no cost
 
 
 class Proposer(Protocol):
@@ -94,7 +95,10 @@ class Proposer(Protocol):
         ...
 
     def propose(self, anchor: int, count: int) -> Proposal:
-        """Propose up to `count` tokens to follow `anchor`, the last emitted and not yet committed token."""
+        """Propose tokens to follow `anchor`, the last emitted and not yet committed token.
+
+        None at all is a proposal too. More than `count` (0: draft nothing) may come only as a copy.
+        """
         ...
 
     def rewind(self, length: int) -> None:

@@ -131,7 +131,7 @@ class SpeculativeSampler:
             token = self._choose(logits, row, position + row)
             chosen.append(token)
             self._append(token)  # before the next row is looked at: its draft was right, so this is its prefix
-            if token != draft:
+            if token != draft or token in self._stops:
                 break
         return chosen
 

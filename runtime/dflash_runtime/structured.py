@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+# Between the tokens of JSON: nothing, a space or an indented new line. Unbounded, weak models never stop indenting.
+_WHITESPACE = r" |\n[ \t]{0,20}"
+
 
 @dataclass(frozen=True)
 class StructuredOutput:
     """The form the output must have.
 
     `text` is a JSON schema (`{"type": "object"}` for any object), a regular expression in the syntax of Rust's regex
-    (where \\d is any Unicode digit), a grammar (llguidance's Lark dialect or llama.cpp's GBNF, told apart by their
-    syntax), or a JSON list of strings.
+    (its digit class holds every Unicode digit), a grammar (llguidance's Lark dialect or llama.cpp's GBNF, told apart by
+    their syntax), or a JSON list of strings.
     """
 
     kind: Literal["json_schema", "regex", "grammar", "choice"]
@@ -107,7 +110,10 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits, grammar_from
 
         try:
-            grammar = grammar_from(wanted.kind, wanted.text)
+            if wanted.kind == "json_schema":
+                grammar = LLMatcher.grammar_from_json_schema(wanted.text, {"whitespace_pattern": _WHITESPACE})
+            else:
+                grammar = grammar_from(wanted.kind, wanted.text)
             limits = LLParserLimits(verbose_errors=False)  # else a runtime error drags the parser's state along
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
             problem = matcher.get_error()

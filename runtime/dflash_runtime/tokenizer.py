@@ -96,6 +96,10 @@ class Tokenizer:
         """Number of tokens, added ones included; the logits of a model may have more (padding) rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def to_json(self) -> str:
+        """The tokenizer in the JSON form of `tokenizers`, as it is used here: split pattern, no truncation, no padding."""
+        return self._backend.to_str()
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a token by its exact vocabulary spelling, `None` where there is none."""
         return self._backend.token_to_id(token)

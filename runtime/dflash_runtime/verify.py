@@ -34,9 +34,8 @@ _ALIGNED = 2 * BLOCK  # rows of the alignment test: past a chunk of the recurren
 
 
 def kinds_of_drafts(engine: Engine) -> tuple[str, ...]:
-    """Return what a bundle is tried with: its drafter, if any, then drafts that are never, partly and always right."""
-    known = ("random", "adversarial", "true")
-    return known if engine.models.proposer is None else ("dflash", *known)
+    """Return what a bundle is tried with: its own drafts, then drafts that are never, partly and always right."""
+    return (engine.models.drafting, "random", "adversarial", "true")
 
 
 def self_tests(engine: Engine) -> Iterator[Finding]:
@@ -60,8 +59,8 @@ def draft_independence(engine: Engine, prompt: str, ids: Sequence[int], tokens: 
     truth, _ = _decode(models, None, FixedWidth(1), ids, tokens, plain)
     sequence = [*ids, *truth]
     for kind in kinds_of_drafts(engine):
-        proposer: Proposer | None = models.proposer
-        if kind != "dflash":
+        proposer = models.proposer
+        if kind != models.drafting:
             proposer = knowing = KnowingProposer(vocabulary, seed, kind)
             knowing.truth = sequence
         comparer = Comparer(plain.rows)

@@ -26,7 +26,7 @@ class WidthPolicy(Protocol):
         ...
 
     def verify_tokens(self, proposal: Proposal) -> int:
-        """Return how many of the proposed tokens to verify."""
+        """Return how many of the proposed tokens to verify; not called when there are none."""
         ...
 
     def record(self, done: Round) -> None:
@@ -44,7 +44,7 @@ class FixedWidth:
         return self._count
 
     def verify_tokens(self, proposal: Proposal) -> int:
-        return len(proposal.tokens)
+        return self._count
 
     def record(self, done: Round) -> None:
         pass
@@ -78,7 +78,7 @@ class Calibration:
     """Chances of acceptance, learnt online: by the drafter's own probability, and by position in the block."""
 
     _BINS = 12
-    _MEMORY = 0.97  # per round; about the last 30 rounds count
+    _MEMORY = 0.985  # per round; about the last 65 rounds count
     _PRIOR = 2.0  # rounds
 
     def __init__(self, block_size: int) -> None:
@@ -136,19 +136,23 @@ class AdaptiveWidth:
     E(w) - r * verify(w + 1), and n is chosen so that the best such w, over recent full drafts, leaves most after
     r * draft(n + 1). A full draft every few rounds keeps that record fresh. While drafting loses to plain decoding it
     is tried rarely, and ever more so.
+
+    Copies come unasked and for free: they are weighed by a record of their own and say nothing about drafting.
     """
 
-    _PATIENCE = (16, 512)  # rounds between trials while parked: first, most
+    _PATIENCE = (16, 64)  # rounds between trials while parked: first, most
     _REFRESH = 8  # rounds between full drafts
     _RECORD = 6  # full drafts remembered
 
-    def __init__(self, calibration: Calibration, minimum_rows: int, verify: Costs, draft: Costs) -> None:
+    def __init__(
+        self, calibration: Calibration, copies: Calibration, minimum_rows: int, verify: Costs, draft: Costs
+    ) -> None:
         calibration.new_text()
-        self._verify, self._draft, self._calibration = verify, draft, calibration
+        self._verify, self._draft, self._calibration, self._copies = verify, draft, calibration, copies
         self._minimum, self._most = minimum_rows, len(calibration.survival)
-        self._proposal: tuple[Sequence[float], NDArray[np.float64]] | None = None
+        self._proposal: tuple[Proposal, NDArray[np.float64]] | None = None
         self._record: deque[NDArray[np.float64]] = deque([calibration.survival], self._RECORD)
-        self._count, self._rate, self._pays = self._most, 0.0, True
+        self._count, self._rate, self._pays = self._most, float(1 / self._verify_curve(0)[0]), True
         self._patience, self._waited, self._trials = self._PATIENCE[0], 0, 2
 
     def draft_tokens(self) -> int:
@@ -163,26 +167,29 @@ class AdaptiveWidth:
         return self._count if self._pays else 0
 
     def verify_tokens(self, proposal: Proposal) -> int:
-        expected = self._calibration.expect(proposal.probabilities, len(proposal.tokens))
-        self._proposal = (proposal.probabilities, expected)
-        if len(expected) == self._most:
+        calibration = self._copies if proposal.is_copy else self._calibration
+        expected = calibration.expect(proposal.probabilities, len(proposal.tokens))
+        self._proposal = (proposal, expected)
+        if len(expected) == self._most and not proposal.is_copy:
             self._record.append(expected)
             self._plan()
-        return int(np.argmax(_emitted(expected) - self._rate * self._verify_curve()[: len(expected) + 1]))
+        return int(np.argmax(_emitted(expected) - self._rate * self._verify_curve(len(expected))))
 
     def record(self, done: Round) -> None:
         self._verify.observe(max(done.rows, self._minimum), done.verify_seconds)
         if self._proposal is None:
             return
-        probabilities, expected = self._proposal
-        self._draft.observe(len(expected) + 1, done.draft_seconds)
-        self._calibration.learn(probabilities, expected, done.drafted, done.accepted)
-        self._trials = max(0, self._trials - 1)
+        proposal, expected = self._proposal
+        calibration = self._copies if proposal.is_copy else self._calibration
+        calibration.learn(proposal.probabilities, expected, done.drafted, done.accepted)
+        if not proposal.is_copy:
+            self._draft.observe(len(expected) + 1, done.draft_seconds)
+            self._trials = max(0, self._trials - 1)
 
     def _plan(self) -> None:
         """Choose the draft length and the rate for the coming rounds from the recorded full drafts."""
         emitted = np.stack([_emitted(expected) for expected in self._record])  # [record, w]
-        verify = self._verify_curve()
+        verify = self._verify_curve(self._most)
         draft = self._draft.curve(np.arange(1, self._most + 2))  # [n]
         plain = rate = 1.0 / verify[0]
         for _ in range(3):  # the rate that leaves nothing over is the best one (Dinkelbach)
@@ -195,9 +202,9 @@ class AdaptiveWidth:
         if self._pays:
             self._patience = self._PATIENCE[0]
 
-    def _verify_curve(self) -> NDArray[np.float64]:
-        """Seconds of verifying 0, 1, 2, … drafted tokens."""
-        return self._verify.curve(np.maximum(np.arange(1, self._most + 2), self._minimum))
+    def _verify_curve(self, most: int) -> NDArray[np.float64]:
+        """Seconds of verifying 0, 1, … `most` drafted tokens."""
+        return self._verify.curve(np.maximum(np.arange(1, most + 2), self._minimum))
 
 
 def _emitted(survival: NDArray[np.float64]) -> NDArray[np.float64]:

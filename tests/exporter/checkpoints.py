@@ -1,5 +1,6 @@
 """Small checkpoints written without PyTorch: configurations as the Hub has them, random weights of matching shapes."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,3 +104,9 @@ def write_checkpoint(
         save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     return folder
+
+
+def listing(folder: Path) -> dict[str, str]:
+    """Names and hashes of everything below `folder`."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dflash_exporter import ExportRequest
 
 from tests.exporter.checkpoints import DRAFTER, QWEN3_5, Config, write_checkpoint
 
@@ -32,3 +33,8 @@ def drafter(tmp_path: Path) -> Writer:
         return write_checkpoint(tmp_path / "drafter", config, target=QWEN3_5, **options)
 
     return write
+
+
+@pytest.fixture
+def request_(target: Writer, drafter: Writer, tmp_path: Path) -> ExportRequest:
+    return ExportRequest(target=target(), drafter=drafter(), output=tmp_path / "out" / "bundle", weight_format="f32")

@@ -32,13 +32,12 @@ SAMPLES, LENGTH = 20_000, 4
 ALARM = 1e-6  # p-value that fails a test; with under 100 comparisons, all of them together alarm falsely below 1e-4
 
 CONFIGS = {
-    "temperature": SamplingConfig(temperature=0.7),
     "top_k": SamplingConfig(temperature=1.2, top_k=4),
     "top_p": SamplingConfig(temperature=1.0, top_p=0.7),
     "min_p": SamplingConfig(temperature=1.5, min_p=0.2),
     "penalties": SamplingConfig(temperature=1.0, repetition_penalty=1.6, presence_penalty=0.7, frequency_penalty=0.5),
     "bans": SamplingConfig(
-        temperature=1.0,
+        temperature=0.7,
         logit_bias={0: 1.5, 7: -3.0, STOP: 2.0},
         bad_words_ids=[[2], [1, 4], [5, 6], [3, 1, 8], [STOP]],
         min_new_tokens=2,

@@ -116,6 +116,17 @@ def test_a_complete_output_can_only_stop(toy: Grammars) -> None:
     assert not constraint.mask()[list(STOPS)].any()
 
 
+def test_white_space_between_json_tokens_is_bounded(grammars: Grammars, tokenizer: tokenizers.Tokenizer) -> None:
+    for text, whole in (('{ "a":\n    []\n}', True), ("{}", True), ("{  }", False), ("{\n\n}", False)):
+        constraint = grammars.compile(StructuredOutput("json_schema", '{"type": "object"}'))
+        allowed = True
+        for token in [tokenizer.encode(character).ids[0] for character in text]:
+            allowed = allowed and bool(constraint.mask()[token])
+            if allowed:
+                constraint.advance(token)
+        assert allowed == whole, text
+
+
 def test_a_token_the_mask_forbids_is_refused(toy: Grammars) -> None:
     constraint = toy.compile(StructuredOutput("regex", "ab"))
     with pytest.raises(RequestError, match="cannot go on"):

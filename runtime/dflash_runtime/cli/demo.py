@@ -62,8 +62,8 @@ def _table(found: Mapping[str, Sequence[Comparison]]) -> Iterator[str]:
     figures = {domain: pooled(runs[1:], drafts) for domain, runs in found.items()}
     for domain, of in figures.items():
         yield (
-            f"{domain:<6}  {of.tokens // of.requests:>6}  {of.plain_tokens_per_second:>11.1f}  {of.tokens_per_second:>12.1f}"
-            f"  {of.speedup:>7.2f}x  {of.acceptance_length:>17.2f}"
+            f"{domain:<6}  {of.tokens // of.requests:>6}  {of.plain_tokens_per_second:>11.1f}"
+            f"  {of.tokens_per_second:>12.1f}  {of.speedup:>7.2f}x  {of.acceptance_length:>17.2f}"
             f"  {'yes' if all(run.is_identical for run in found[domain]) else 'NO'}"
         )
     yield "\nsurvival per position: the share of drafts accepted at least that far"

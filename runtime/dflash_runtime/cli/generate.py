@@ -14,9 +14,8 @@ from dflash_graphs.manifest import read_manifest
 
 from .. import statistics
 from ..chat import ChatTemplate
-from ..engine import Engine, GenerationConfig, Result, load
-
-_POSITIVE = click.IntRange(min=1)
+from ..engine import Engine, Result
+from .options import engine_options, load_engine, request_options, requested
 
 
 @click.command("generate")
@@ -24,46 +23,35 @@ _POSITIVE = click.IntRange(min=1)
 @click.argument("prompt")
 @click.option("--chat", is_flag=True, help="Put the prompt through the chat template, as the message of a user.")
 @click.option("--system", metavar="TEXT", help="System message ahead of it; needs --chat.")
-@click.option("-n", "--max-new-tokens", type=_POSITIVE, default=256, show_default=True)
-@click.option("--draft/--no-draft", default=True, help="Decode with the drafter, or plainly: the text is the same.")
-@click.option("--block-size", type=_POSITIVE, help="Rows of every verify, instead of a choice made each round.")
-@click.option("--threads", type=_POSITIVE, help="Default: one per physical core.")
-@click.option("--max-context", type=_POSITIVE, help="Tokens of prompt and output together.")
-@click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Default: as the weights, where the CPU can.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after a stop token.")
+@request_options
+@engine_options
+@click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Report N likeliest tokens; needs --json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
 @click.option("--quiet", is_flag=True, help="No figures on stderr.")
 def command(
-    bundle: Path,
-    prompt: str,
-    chat: bool,
-    system: str | None,
-    threads: int | None,
-    max_context: int | None,
-    precision: str | None,
-    as_json: bool,
-    quiet: bool,
-    **config: Any,
+    bundle: Path, prompt: str, chat: bool, system: str | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
     """Continue a prompt with a bundle.
 
-    PROMPT is taken as it stands; "-" reads it from stdin.
+    PROMPT is taken as it stands; "-" reads it from stdin. Options of sampling default to what the bundle recommends.
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat: without a chat template there is no place for it.")
+    if options["logprobs"] is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json: there is no place for them in the text.")
     read_manifest(bundle)  # a folder that is no bundle is better told so than blamed for its lack of a template
     # stdin that is not UTF-8 becomes surrogates, which the tokenizer refuses with a message
     text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if prompt == "-" else prompt
     rendered = _rendered(bundle, text, system) if chat else None
-    engine = load(bundle, threads=threads, max_context=max_context, precision=precision)
+    engine = load_engine(bundle, options)
     request = text if rendered is None else engine.tokenizer.encode(rendered, add_special_tokens=False)
     result = Result()
-    for chunk in engine.stream(request, GenerationConfig(**config), result):
+    for chunk in engine.stream(request, requested(engine.defaults, options), result):
         if not as_json:
             click.echo(chunk, nl=False)
     click.echo(json.dumps(_report(engine, result), ensure_ascii=False) if as_json else "")
     if not quiet:
-        click.echo(_figures(engine, result), err=True)
+        click.echo(figures(engine, result), err=True)
 
 
 def _rendered(bundle: Path, text: str, system: str | None) -> str:
@@ -80,6 +68,7 @@ def _report(engine: Engine, result: Result) -> dict[str, Any]:
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
         "prompt_tokens": result.prompt_tokens,
+        "logprobs": [asdict(one) for one in result.logprobs],
         "timings": asdict(result.timings) | {"tokens_per_second": result.tokens_per_second},
         "speculation": {
             "rounds": len(rounds),
@@ -93,7 +82,8 @@ def _report(engine: Engine, result: Result) -> dict[str, Any]:
     }
 
 
-def _figures(engine: Engine, result: Result) -> str:
+def figures(engine: Engine, result: Result) -> str:
+    """Say in a line how a request went."""
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(engine.models.settings).items())
     return (
         f"{len(result.token_ids)} tokens, {result.tokens_per_second:.1f} tokens/s, "

@@ -1,0 +1,90 @@
+"""Options that several commands share: how to load a bundle, and what to ask of it.
+
+Knows the names of the options and where their values belong. Options not given stay what the bundle recommends.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import click
+from dflash_graphs.errors import RequestError
+
+from ..engine import Engine, GenerationConfig, load
+from ..loading import Drafting
+from ..structured import StructuredOutput
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_POSITIVE = click.IntRange(min=1)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+_LOADING = (
+    click.option("--threads", type=_POSITIVE, help="Default: one per physical core."),
+    click.option("--max-context", type=_POSITIVE, help="Tokens of prompt and output together."),
+    click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Default: as the weights, where the CPU can."),
+    click.option(
+        "--drafting",
+        type=click.Choice(get_args(Drafting)),
+        help="Where drafts come from: the drafter, copies of earlier text, or both. Default: the drafter, if any.",
+    ),
+)
+_REQUEST = (
+    click.option("-n", "--max-new-tokens", type=_POSITIVE, help="Default: 256."),
+    click.option("--min-new-tokens", type=click.IntRange(min=0), help="No stop token before so many."),
+    click.option("--temperature", type=float, help="0 takes the likeliest token."),
+    click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0 keeps all."),
+    click.option("--top-p", type=float, help="Keep the fewest tokens that reach this probability together."),
+    click.option("--min-p", type=float, help="Keep tokens at least this fraction as likely as the likeliest."),
+    click.option("--repetition-penalty", type=float, help="Divides the logits of tokens in prompt or output."),
+    click.option("--presence-penalty", type=float, help="Subtracted from the logits of tokens in the output."),
+    click.option("--frequency-penalty", type=float, help="Subtracted once for every time in the output."),
+    click.option("--seed", type=int, help="Same seed, same text. Default: a random one."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
+    click.option("--json-schema", type=_FILE, metavar="FILE", help="Answer with JSON of this schema."),
+    click.option("--regex", metavar="PATTERN", help="Answer with a text this matches."),
+    click.option("--truncate", type=click.Choice(["never", "left"]), help="What to do with a prompt too long."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Go on after a stop token."),
+    click.option("--draft/--no-draft", default=None, help="Decode with drafts, or plainly: the text is the same."),
+    click.option("--block-size", type=_POSITIVE, help="Rows of every verify, instead of a choice made each round."),
+)
+
+
+def engine_options(command: _Command) -> _Command:
+    """Give a command the options of `load_engine`; they arrive among those of the request."""
+    return _with(_LOADING, command)
+
+
+def request_options(command: _Command) -> _Command:
+    """Give a command the options of `requested`."""
+    return _with(_REQUEST, command)
+
+
+def load_engine(bundle: Path, options: dict[str, Any]) -> Engine:
+    """Load a bundle as `options` say, and take what was used out of them."""
+    settings = {name: options.pop(name) for name in ("threads", "max_context", "precision")}
+    return load(bundle, proposer=options.pop("drafting"), **settings)
+
+
+def requested(defaults: GenerationConfig, options: dict[str, Any]) -> GenerationConfig:
+    """Return `defaults` with the options given.
+
+    Raises:
+        RequestError: an option is out of range, or two of them contradict each other.
+    """
+    names = {field.name for field in fields(GenerationConfig)}
+    given = {name: value for name, value in options.items() if name in names and value not in (None, ())}
+    schema, regex = options["json_schema"], options["regex"]
+    if schema is not None and regex is not None:
+        raise RequestError("--json-schema and --regex cannot both be met; give one of them")
+    if schema is not None:
+        given["structured"] = StructuredOutput("json_schema", schema.read_text("utf-8"))
+    if regex is not None:
+        given["structured"] = StructuredOutput("regex", regex)
+    return replace(defaults, **given)
+
+
+def _with(options: Sequence[Callable[[_Command], _Command]], command: _Command) -> _Command:
+    for option in reversed(options):  # click lists the last one applied first
+        command = option(command)
+    return command

@@ -1,0 +1,90 @@
+"""The width policy on simulated texts: a virtual clock, known costs, drafters of every quality."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from dflash_runtime.loop import Round
+from dflash_runtime.protocols import Proposal
+from dflash_runtime.width import AdaptiveWidth, Calibration, Costs, FixedWidth, WidthPolicy
+
+BLOCK = 16
+TOKENS = 4000
+
+
+def _costs(slope: float, draft: float) -> tuple[Callable[[int], float], Callable[[int], float]]:
+    """Verify and draft seconds by row count; one plain round takes a second."""
+    return (lambda rows: 1.0 + slope * max(0, rows - 2)), (lambda rows: draft * (1.0 + 0.05 * rows) if rows > 1 else 0.0)
+
+
+def _text(kind: str, random: np.random.Generator, at: int) -> np.ndarray:
+    """True chances of acceptance of the 15 positions of a block drafted at token `at`, each given those before it."""
+    if kind == "hopeless":
+        return np.full(BLOCK - 1, 0.02)
+    if kind == "steady":
+        return np.full(BLOCK - 1, 0.85)
+    if kind == "decaying":
+        return 0.8 * 0.85 ** np.arange(BLOCK - 1)
+    if kind == "changing":
+        return np.full(BLOCK - 1, 0.95 if (at // 400) % 2 else 0.1)
+    return np.full(BLOCK - 1, random.choice([0.05, 0.97], p=[0.5, 0.5]))  # mixed: the drafter knows which
+
+
+def _rate(policy: WidthPolicy, kind: str, slope: float, draft: float, informed: bool = True) -> float:
+    """Tokens per virtual second."""
+    verify_seconds, draft_seconds = _costs(slope, draft)
+    random, clock, emitted = np.random.default_rng(1), 0.0, 0
+    while emitted < TOKENS:
+        chances = _text(kind, random, emitted)
+        count, verified = min(policy.draft_tokens(), BLOCK - 1), 0
+        if count:
+            noisy = np.clip(chances[:count] + random.normal(0, 0.05, count), 0.0, 1.0)
+            proposal = Proposal([0] * count, noisy.tolist() if informed else ())
+            verified = policy.verify_tokens(proposal)
+        hits = random.random(verified) < chances[:verified]
+        accepted = int(np.argmin(np.append(hits, False)))
+        spent = draft_seconds(count + 1) if count else 0.0
+        this = Round(verified, accepted, (0,) * (accepted + 1), spent, verify_seconds(verified + 1))
+        policy.record(this)
+        clock += spent + this.verify_seconds
+        emitted += accepted + 1
+    return emitted / clock
+
+
+def _adaptive(slope: float, draft: float) -> AdaptiveWidth:
+    verify_seconds, draft_seconds = _costs(slope, draft)
+    rows = (2, 4, 8, 16)
+    verify, draft_costs = ({n: seconds(n) for n in rows} for seconds in (verify_seconds, draft_seconds))
+    return AdaptiveWidth(Calibration(BLOCK), Calibration(BLOCK), 2, Costs(verify), Costs(draft_costs))
+
+
+@pytest.mark.parametrize("informed", [True, False], ids=["probabilities", "positions"])
+@pytest.mark.parametrize(("slope", "draft"), [(0.01, 0.1), (0.05, 0.25), (0.2, 0.1), (0.3, 0.5)])
+@pytest.mark.parametrize("kind", ["hopeless", "steady", "decaying", "changing", "mixed"])
+def test_never_worse_than_plain_or_the_best_fixed_width(kind: str, slope: float, draft: float, informed: bool) -> None:
+    adaptive = _rate(_adaptive(slope, draft), kind, slope, draft, informed)
+    fixed = {block: _rate(FixedWidth(block), kind, slope, draft, informed) for block in (1, 2, 3, 4, 6, 8, 11, 16)}
+    assert adaptive >= 0.97 * max(fixed.values()), fixed
+
+
+def test_parks_and_comes_back() -> None:
+    policy = _adaptive(0.05, 0.25)
+    drafted = []
+    for i in range(600):
+        count = policy.draft_tokens()
+        drafted.append(count)
+        chance = 0.02 if i < 300 else 0.95
+        verified = policy.verify_tokens(Proposal([0] * count, [chance] * count)) if count else 0
+        accepted = 0 if i < 300 else verified
+        policy.record(Round(verified, accepted, (0,) * (accepted + 1), 0.3 if count else 0.0, 1.0 + 0.05 * verified))
+    assert np.count_nonzero(drafted[50:300]) <= 20  # parked: rare trials only
+    assert np.count_nonzero(drafted[450:]) >= 140  # came back
+
+
+def test_costs_interpolate_never_fall_and_ignore_outliers() -> None:
+    costs = Costs({2: 1.0, 4: 0.9, 8: 2.0})
+    assert costs.curve(np.array([2, 3, 4, 6, 8, 16])).tolist() == [1.0, 1.0, 1.0, 1.5, 2.0, 2.0]
+    costs.observe(8, 50.0)
+    assert costs.seconds[8] == 2.0
+    costs.observe(8, 1.0)
+    assert costs.seconds[8] == pytest.approx(1.9)
