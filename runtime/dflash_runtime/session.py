@@ -20,9 +20,11 @@ class ChatSession:
         self.last = Result()
 
     def stream(self, text: str, config: GenerationConfig | None = None) -> Iterator[str]:
-        """Say `text` and yield the answer; an answer cut short stays in the conversation as far as it came."""
-        self.messages.append({"role": "user", "content": text})
-        yield from self._answer(config)
+        """Say `text` and yield the answer; an answer cut short stays in the conversation as far as it came.
+
+        A message that is refused, for instance because the conversation outgrows the context, is not kept.
+        """
+        yield from self._answer([*self.messages, {"role": "user", "content": text}], config)
 
     def say(self, text: str, config: GenerationConfig | None = None) -> Result:
         """Say `text` and return the whole answer."""
@@ -34,8 +36,7 @@ class ChatSession:
         """Answer the last message once more, in place of the last answer."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             raise RequestError("there is no answer to replace; say something first")
-        self.messages.pop()
-        for _ in self._answer(config):
+        for _ in self._answer(self.messages[:-1], config):
             pass
         return self.last
 
@@ -43,10 +44,11 @@ class ChatSession:
         """Forget the conversation; the system message stays."""
         self.messages = [m for m in self.messages if m["role"] == "system"]
 
-    def _answer(self, config: GenerationConfig | None) -> Iterator[str]:
+    def _answer(self, messages: list[dict[str, Any]], config: GenerationConfig | None) -> Iterator[str]:
         self.last = Result()
-        ids = self.engine.encode(self.messages, **self.options)
+        ids = self.engine.encode(messages, **self.options)
         try:
             yield from self.engine.stream(ids, config, self.last)
         finally:
-            self.messages.append({"role": "assistant", "content": self.last.text})
+            if self.last.prompt_tokens:  # else the request was refused: as if nothing had been said
+                self.messages[:] = [*messages, {"role": "assistant", "content": self.last.text}]

@@ -78,7 +78,7 @@ class Calibration:
     """Chances of acceptance, learnt online: by the drafter's own probability, and by position in the block."""
 
     _BINS = 12
-    _MEMORY = 0.985  # per round; about the last 65 rounds count
+    _MEMORY = 0.97  # per round; about the last 30 rounds count
     _PRIOR = 2.0  # rounds
 
     def __init__(self, block_size: int) -> None:
@@ -142,7 +142,7 @@ class AdaptiveWidth:
 
     _PATIENCE = (16, 64)  # rounds between trials while parked: first, most
     _REFRESH = 8  # rounds between full drafts
-    _RECORD = 6  # full drafts remembered
+    _RECORD = 12  # full drafts remembered
 
     def __init__(
         self, calibration: Calibration, copies: Calibration, minimum_rows: int, verify: Costs, draft: Costs
@@ -159,7 +159,7 @@ class AdaptiveWidth:
         self._proposal = None
         self._waited += 1
         if self._trials == 0 and self._waited >= (self._REFRESH if self._pays else self._patience):
-            self._trials, self._waited = (1 if self._pays else 2), 0
+            self._trials, self._waited = 1, 0
             if not self._pays:
                 self._patience = min(2 * self._patience, self._PATIENCE[1])
         if self._trials > 0:
@@ -201,6 +201,8 @@ class AdaptiveWidth:
         self._count, self._rate, self._pays = count, rate, rate > plain
         if self._pays:
             self._patience = self._PATIENCE[0]
+        else:  # what made it park must not outweigh what the next trials show
+            self._record = deque(list(self._record)[-2:], self._RECORD)
 
     def _verify_curve(self, most: int) -> NDArray[np.float64]:
         """Seconds of verifying 0, 1, … `most` drafted tokens."""

@@ -14,6 +14,7 @@ from dflash_graphs.errors import DFlashError
 COMMANDS = {
     "export": "Turn a target and its drafter into a bundle.",
     "generate": "Continue a prompt with a bundle.",
+    "chat": "Hold a conversation with a bundle.",
     "show": "List what is inside a bundle.",
     "bench": "Measure what drafting gains on sets of prompts.",
     "tune": "Measure what widths cost on this machine, and find the best settings.",

@@ -30,7 +30,7 @@ _LOADING = (
     ),
 )
 _REQUEST = (
-    click.option("-n", "--max-new-tokens", type=_POSITIVE, help="Default: 256."),
+    click.option("-n", "--max-new-tokens", type=_POSITIVE, help=f"Default: {GenerationConfig.max_new_tokens}."),
     click.option("--min-new-tokens", type=click.IntRange(min=0), help="No stop token before so many."),
     click.option("--temperature", type=float, help="0 takes the likeliest token."),
     click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0 keeps all."),
