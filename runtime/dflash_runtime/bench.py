@@ -12,8 +12,6 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any
 
-from dflash_graphs.errors import RequestError
-
 from . import statistics
 from .engine import Engine, GenerationConfig, Result
 from .prompts import Dataset, Encoder
@@ -65,8 +63,6 @@ def compare(engine: Engine, dataset: Dataset, encoder: Encoder, config: Generati
 
     A conversation's next turn follows the answer to the one before.
     """
-    if engine.bundle.manifest.drafter is None:
-        raise RequestError("the bundle has no drafter, so there is nothing to compare; export it with --draft")
     count = 0
     for sample in dataset.samples:
         answers: list[str] = []

@@ -14,6 +14,7 @@ from .protocols import Head, Logits
 from .width import WidthPolicy
 
 _PADDING = 0  # fills a verify up to the smallest exact row count; its rows are never committed
+_REOPENED = 8  # tokens: chat templates open an answer (`<think>`) with some that are gone once it is history
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Decoder:
         done = 0
         while done < len(tokens):
             piece = tokens[done : done + self.target.max_rows]
-            if done + len(piece) == len(tokens):
+            if _REOPENED < len(tokens) - done <= self.target.max_rows + _REOPENED:
                 self.context.keep()  # the same prompt, or one with another end, resumes here
             rows = self.target.verify(self._padded(piece))
             done += len(piece)

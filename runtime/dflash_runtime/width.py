@@ -133,16 +133,16 @@ class AdaptiveWidth:
 
     Drafting n tokens and verifying w of them costs draft(n + 1) + verify(w + 1) seconds and emits one token plus those
     that survive, E(w) in all. With r the best tokens per second over recent rounds, verifying w is worth
-    E(w) - r * verify(w + 1), and n is chosen so that the best such w, over recent full drafts, leaves most after
-    r * draft(n + 1). A full draft every few rounds keeps that record fresh. While drafting loses to plain decoding it
+    E(w) - r * verify(w + 1), and n is chosen so that the best such w, over recent drafts, leaves most after
+    r * draft(n + 1). A full draft every few rounds shows what lies beyond. While drafting loses to plain decoding it
     is tried rarely, and ever more so.
 
     Copies come unasked and for free: they are weighed by a record of their own and say nothing about drafting.
     """
 
     _PATIENCE = (16, 64)  # rounds between trials while parked: first, most
-    _REFRESH = 8  # rounds between full drafts
-    _RECORD = 12  # full drafts remembered
+    _REFRESH = 12  # rounds between full drafts
+    _RECORD = 12  # drafts remembered
 
     def __init__(
         self, calibration: Calibration, copies: Calibration, minimum_rows: int, verify: Costs, draft: Costs
@@ -151,7 +151,7 @@ class AdaptiveWidth:
         self._verify, self._draft, self._calibration, self._copies = verify, draft, calibration, copies
         self._minimum, self._most = minimum_rows, len(calibration.survival)
         self._proposal: tuple[Proposal, NDArray[np.float64]] | None = None
-        self._record: deque[NDArray[np.float64]] = deque([calibration.survival], self._RECORD)
+        self._record: deque[NDArray[np.float64]] = deque(maxlen=self._RECORD)
         self._count, self._rate, self._pays = self._most, float(1 / self._verify_curve(0)[0]), True
         self._patience, self._waited, self._trials = self._PATIENCE[0], 0, 2
 
@@ -170,8 +170,8 @@ class AdaptiveWidth:
         calibration = self._copies if proposal.is_copy else self._calibration
         expected = calibration.expect(proposal.probabilities, len(proposal.tokens))
         self._proposal = (proposal, expected)
-        if len(expected) == self._most and not proposal.is_copy:
-            self._record.append(expected)
+        if not proposal.is_copy and len(expected):
+            self._record.append(self._extended(expected))
             self._plan()
         return int(np.argmax(_emitted(expected) - self._rate * self._verify_curve(len(expected))))
 
@@ -187,7 +187,7 @@ class AdaptiveWidth:
             self._trials = max(0, self._trials - 1)
 
     def _plan(self) -> None:
-        """Choose the draft length and the rate for the coming rounds from the recorded full drafts."""
+        """Choose the draft length and the rate for the coming rounds from the recorded drafts."""
         emitted = np.stack([_emitted(expected) for expected in self._record])  # [record, w]
         verify = self._verify_curve(self._most)
         draft = self._draft.curve(np.arange(1, self._most + 2))  # [n]
@@ -203,6 +203,11 @@ class AdaptiveWidth:
             self._patience = self._PATIENCE[0]
         else:  # what made it park must not outweigh what the next trials show
             self._record = deque(list(self._record)[-2:], self._RECORD)
+
+    def _extended(self, expected: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Chances of all positions, those not drafted as position alone would have it."""
+        survival, count = self._calibration.survival, len(expected)
+        return np.concatenate((expected, survival[count:] * (expected[-1] / survival[count - 1])))
 
     def _verify_curve(self, most: int) -> NDArray[np.float64]:
         """Seconds of verifying 0, 1, … `most` drafted tokens."""

@@ -33,7 +33,9 @@ def test_every_kind_of_draft_gives_the_tokens_logits_and_state_of_plain_decoding
     assert [finding for finding in found if not finding.is_exact] == []
     assert all(finding.compared == TOKENS for finding in found)
     assert len(FORMATS) * sum(finding.compared for finding in found) >= 2000
-    accepted = {kind: [f.accepted_tokens for f in found if f.check == kind] for kind in ("dflash", "adversarial", "true")}
+    accepted = {
+        kind: [f.accepted_tokens for f in found if f.check == kind] for kind in ("dflash", "adversarial", "true")
+    }
     assert all(0 < count for kind in accepted for count in accepted[kind])
     partly = [f for f in found if f.check == "adversarial"]
     assert all(f.accepted_tokens < f.draft_tokens for f in partly)

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from ..bench import Comparison, compare, peak_memory, warm_up
 from ..charts import chart
 from ..engine import Engine, GenerationConfig, load
+from ..lookup import BLOCK_SIZE
 from ..prompts import Dataset, Encoder, load_dataset
 from ..simulate import Width, bundle_work, predict, read_machine, read_profile, roofline, survival_curve
 from ..width import Costs
@@ -117,15 +118,14 @@ def _measure(
 
 def _costs(engine: Engine, repeats: int | None = None) -> tuple[list[float], list[float]]:
     """Seconds of verifying and of drafting 1, 2, … rows: measured now, or as decoding has refined them."""
-    spec = engine.bundle.manifest.drafter
-    if spec is None:
-        raise RequestError("the bundle has no drafter; export it with --draft")
+    drafter = engine.bundle.manifest.drafter
     verify, draft = engine.verify_costs, engine.draft_costs
     if repeats is not None:
         tuning = engine.models.measure(repeats)
         verify, draft = Costs(tuning.verify), Costs(tuning.draft)
-    rows = np.arange(1, spec.block_size + 1)
-    return verify.curve(np.maximum(rows, engine.models.minimum_rows)).tolist(), draft.curve(rows).tolist()
+    rows = np.arange(1, (BLOCK_SIZE if drafter is None else drafter.block_size) + 1)
+    drafting = draft.curve(rows) if draft.seconds else np.zeros(len(rows))  # copies cost nothing
+    return verify.curve(np.maximum(rows, engine.models.minimum_rows)).tolist(), drafting.tolist()
 
 
 def _simulate(
@@ -137,11 +137,11 @@ def _simulate(
     plot_file: Path | None,
     options: dict[str, Any],
 ) -> None:
-    survival = survival_curve(read_profile(profile))
-    widths = _predicted(bundle, manifest, survival.tolist(), machine, options)
-    click.echo(prediction_json(survival.tolist(), widths) if as_json else "\n".join(prediction_lines(widths)))
+    survival: list[float] = survival_curve(read_profile(profile)).tolist()
+    widths = _predicted(bundle, manifest, survival, machine, options)
+    click.echo(prediction_json(survival, widths) if as_json else "\n".join(prediction_lines(widths)))
     if plot_file is not None:
-        plot_file.write_text(chart({"profile": survival.tolist()}, widths, {}), encoding="utf-8")
+        plot_file.write_text(chart({"profile": survival}, widths, {}), encoding="utf-8")
 
 
 def _predicted(
