@@ -44,8 +44,8 @@ class Dataset:
 
     def spread(self, count: int) -> "Dataset":
         """Keep `count` samples from all over the data set, which may be sorted by kind."""
-        chosen = [len(self.samples) * i // count for i in range(min(count, len(self.samples)))]
-        return Dataset(self.name, tuple(self.samples[i] for i in chosen))
+        count = min(count, len(self.samples))
+        return Dataset(self.name, tuple(self.samples[len(self.samples) * i // count] for i in range(count)))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def load_dataset(source: str, limit: int | None = None) -> Dataset:
     path = Path(source)
     if not path.is_file():
         raise RequestError(f"{source} is neither a file nor one of {', '.join(_HUB)}")
-    lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()][:limit]
+    lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()][:limit]
     if not lines:
         raise RequestError(f"{path} holds no prompts")
     return Dataset(path.stem, tuple(_sample(path, i, line) for i, line in enumerate(lines, 1)))
@@ -121,10 +121,10 @@ def _sample(path: Path, number: int, line: str) -> Sample:
         name = str(next((row[key] for key in ("id", "task_id", "question_id") if key in row), number))
         if isinstance(row.get("prompt"), str):
             return Sample(name, (row["prompt"],), is_text=True)
-        turns = tuple(row["turns"])
-        if turns and all(isinstance(turn, str) for turn in turns):
-            return Sample(name, turns)
-    except (ValueError, AttributeError, KeyError, TypeError):
+        turns = row.get("turns", row.get("prompt"))
+        if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+            return Sample(name, tuple(turns))
+    except (ValueError, AttributeError, TypeError):
         pass
     raise RequestError(f'{path}, line {number}: not a JSON object with a text "prompt" or a list of texts "turns"')
 
@@ -136,7 +136,7 @@ def _hub_rows(name: str) -> list[dict[str, Any]]:
 
         path = Path(hf_hub_download(wanted.repository, wanted.file, repo_type="dataset"))
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+            return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
         from pyarrow import parquet
 
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()

@@ -19,7 +19,7 @@ def drafted(rounds: Sequence[Round]) -> int:
 
 
 def accepted(rounds: Sequence[Round]) -> int:
-    """Return the number of draft tokens that were right, those cut off behind a stop token included."""
+    """Return the number of draft tokens that were right; what lies behind a stop token is never looked at."""
     return sum(r.accepted for r in rounds)
 
 

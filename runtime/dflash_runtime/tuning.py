@@ -14,15 +14,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import openvino as ov
 
+from .backends import backend_for
 from .bundle import Bundle, bundle_key, cache_folder
 from .device import Settings
-from .openvino_models import OpenVinoHead, OpenVinoTarget
 from .proposers import DFlashProposer
-from .protocols import Rows
+from .protocols import Head, Rows, Target
 from .selftest import row_outputs
 
+_BUDGET = 0.3  # seconds after which the calls of one width are not repeated
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
 
 
@@ -31,13 +31,15 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: Settings
     minimum_rows: int
+    difference: float = 0.0  # of logits between row counts, at most; above 0 where no row count is exact
     verify: dict[int, float]
     draft: dict[int, float]
 
 
 def tuning_path(bundle: Bundle, settings: Settings) -> Path:
     """Where the tuning of this bundle, machine and software is kept."""
-    machine = (platform.machine(), _cpu_name(), os.cpu_count(), ov.get_version(), repr(settings))
+    backend = backend_for(bundle.manifest)
+    machine = (platform.machine(), backend.cpu_name(), os.cpu_count(), backend.version(), repr(settings))
     digest = hashlib.sha256(repr((bundle_key(bundle.manifest), machine)).encode()).hexdigest()
     return cache_folder() / "tuning" / f"{digest[:16]}.json"
 
@@ -61,7 +63,7 @@ def write_tuning(path: Path, tuning: Tuning) -> None:
         pass
 
 
-def measure_verify(target: OpenVinoTarget, head: OpenVinoHead, rows: Sequence[int], repeats: int) -> dict[int, float]:
+def measure_verify(target: Target, head: Head, rows: Sequence[int], repeats: int) -> dict[int, float]:
     """Median seconds of target and head by row count, on an empty context; the first call of each is not counted."""
     tokens = [0] * target.max_rows
     return {n: _median(partial(row_outputs, target, head, tokens[:n]), repeats) for n in rows}
@@ -83,13 +85,9 @@ def measure_draft(proposer: DFlashProposer, feature_width: int, repeats: int) ->
 
 def _median(call: Callable[[], object], repeats: int) -> float:
     call()
-    times = []
-    for _ in range(repeats):
+    times: list[float] = []
+    while len(times) < repeats and (not times or sum(times) < _BUDGET):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
     return float(np.median(times))
-
-
-def _cpu_name() -> str:
-    return str(ov.Core().get_property("CPU", "FULL_DEVICE_NAME"))

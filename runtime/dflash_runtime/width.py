@@ -54,15 +54,17 @@ class Costs:
     """Seconds by row count: measured where a row count was seen, interpolated in between; refined as rounds finish."""
 
     _RATE = 0.1  # weight of a new observation
+    _SHARED = 0.5  # of it that goes to the other row counts
     _OUTLIER = 2.0  # a longer time says more about the machine than about the row count
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds = dict(seconds)
 
     def curve(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the estimate for each row count, never falling."""
+        """Return the estimate for each row count, never falling: noise only ever adds, so the lower value is right."""
         known = sorted(self.seconds)
-        values = np.maximum.accumulate(np.array([self.seconds[n] for n in known], np.float64))
+        values = np.array([self.seconds[n] for n in known], np.float64)
+        values = np.minimum.accumulate(values[::-1])[::-1]
         return np.interp(rows, known, values)
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -71,7 +73,10 @@ class Costs:
             return
         estimate = self.seconds.get(rows, float(self.curve(np.array([rows]))[0]))
         if seconds < self._OUTLIER * estimate:
-            self.seconds[rows] = estimate + self._RATE * (seconds - estimate)
+            change = 1.0 + self._RATE * (seconds / estimate - 1.0)
+            for n in self.seconds:  # a machine that slows down does so at every width
+                self.seconds[n] *= 1.0 + self._SHARED * (change - 1.0)
+            self.seconds[rows] = estimate * change
 
 
 class Calibration:
@@ -171,7 +176,7 @@ class AdaptiveWidth:
         expected = calibration.expect(proposal.probabilities, len(proposal.tokens))
         self._proposal = (proposal, expected)
         if not proposal.is_copy and len(expected):
-            self._record.append(self._extended(expected))
+            self._record.append(_emitted(self._extended(expected)))
             self._plan()
         return int(np.argmax(_emitted(expected) - self._rate * self._verify_curve(len(expected))))
 
@@ -188,7 +193,7 @@ class AdaptiveWidth:
 
     def _plan(self) -> None:
         """Choose the draft length and the rate for the coming rounds from the recorded drafts."""
-        emitted = np.stack([_emitted(expected) for expected in self._record])  # [record, w]
+        emitted = np.stack(self._record)  # [record, w]
         verify = self._verify_curve(self._most)
         draft = self._draft.curve(np.arange(1, self._most + 2))  # [n]
         plain = rate = 1.0 / verify[0]

@@ -25,7 +25,10 @@ def engine(small_bundle: Callable[[str], Path]) -> Engine:
 
 @pytest.fixture(scope="session")
 def departures(golden: Golden) -> Callable[[Engine], list[str]]:
-    """Return what of an engine's decoding departs from the recording: `tokens` and `accepted`, by prompt."""
+    """Return what of an engine's decoding departs from the recording: tokens, and accepted drafts of every round.
+
+    What would have been accepted behind a stop token, in the last round, is not compared.
+    """
 
     def find(engine: Engine) -> list[str]:
         found = []
@@ -33,7 +36,9 @@ def departures(golden: Golden) -> Callable[[Engine], list[str]]:
             result = engine.generate(prompt["prompt_ids"], GenerationConfig(max_new_tokens=128, block_size=16))
             if result.token_ids != prompt["greedy_ids"]:
                 found.append(f"tokens of prompt {i}")
-            if [done.accepted for done in result.rounds] != prompt["accepted"]:
+            accepted = [done.accepted for done in result.rounds[:-1]]
+            emitted = [len(done.tokens) for done in result.rounds]
+            if (accepted, emitted) != (prompt["accepted"][:-1], prompt["rounds"]):
                 found.append(f"accepted drafts of prompt {i}")
         return found
 

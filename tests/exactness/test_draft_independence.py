@@ -33,12 +33,9 @@ def test_every_kind_of_draft_gives_the_tokens_logits_and_state_of_plain_decoding
     assert [finding for finding in found if not finding.is_exact] == []
     assert all(finding.compared == TOKENS for finding in found)
     assert len(FORMATS) * sum(finding.compared for finding in found) >= 2000
-    accepted = {
-        kind: [f.accepted_tokens for f in found if f.check == kind] for kind in ("dflash", "adversarial", "true")
-    }
-    assert all(0 < count for kind in accepted for count in accepted[kind])
-    partly = [f for f in found if f.check == "adversarial"]
-    assert all(f.accepted_tokens < f.draft_tokens for f in partly)
+    accepted = {check: sum(f.accepted_tokens for f in found if f.check == check) for check in ("dflash", "true")}
+    assert accepted["dflash"] > 0 and accepted["true"] > 0
+    assert all(0 < f.accepted_tokens < f.draft_tokens for f in found if f.check == "adversarial")
 
 
 def test_rows_do_not_depend_on_their_number_or_on_where_a_call_begins(any_engine: Engine) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from dflash_exporter import ExportRequest, export
-from dflash_runtime import Engine, load, openvino_models
+from dflash_runtime import Engine, load, openvino_models, recurrent
 from dflash_runtime.certificate import CERTIFICATE, Certificate, Finding, read_certificate
 from dflash_runtime.cli import main
 from dflash_runtime.cli import verify as command
@@ -106,7 +106,7 @@ def test_interrupt_prints_what_was_checked(bundle: Path, monkeypatch: pytest.Mon
 
 def _leave_a_rejected_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recurrent layers keep the row after the last accepted one in its place, whenever there is one."""
-    commit = openvino_models._RecurrentLayer.commit
+    commit = recurrent.RecurrentLayer.commit
 
     def faulty(self: Any, pending: int, count: int) -> None:
         commit(self, pending, count)
@@ -115,7 +115,7 @@ def _leave_a_rejected_row(monkeypatch: pytest.MonkeyPatch) -> None:
             last = (pending + count) % 16 + self._before - 1
             self.past["rows"][last] = rows[count]
 
-    monkeypatch.setattr(openvino_models._RecurrentLayer, "commit", faulty)
+    monkeypatch.setattr(recurrent.RecurrentLayer, "commit", faulty)
 
 
 def _shift_verified_keys(monkeypatch: pytest.MonkeyPatch) -> None:

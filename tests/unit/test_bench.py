@@ -6,7 +6,6 @@ import json
 import sys
 import types
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -134,11 +133,15 @@ def test_warm_up_and_sweep() -> None:
 
 def test_prompts_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
-    lines = [{"prompt": "def f("}, {"id": "q7", "turns": ["one", "two"]}, {"question_id": 81, "turns": ["three"]}]
-    path.write_text("\n\n".join(map(json.dumps, lines)))
+    lines = [{"prompt": "def f("}, {"id": "q7", "turns": ["one", "two"]}, {"question_id": 81, "turns": ["three\u2028"]}]
+    path.write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
     found = load_dataset(str(path))
     assert found.name == "some"
-    assert found.samples == (Sample("1", ("def f(",), True), Sample("q7", ("one", "two")), Sample("81", ("three",)))
+    assert found.samples == (
+        Sample("1", ("def f(",), True),
+        Sample("q7", ("one", "two")),
+        Sample("81", ("three\u2028",)),
+    )
     assert load_dataset(str(path), 1).samples == found.samples[:1]
     assert found.sha256 != load_dataset(str(path), 1).sha256 and len(found.sha256) == 64
 
@@ -185,9 +188,8 @@ def test_the_hub_is_asked_for_the_published_sets(monkeypatch: pytest.MonkeyPatch
     assert load_dataset("mt-bench").samples == (Sample("mt-bench-0", ("one", "two")),)
     assert load_dataset("gsm8k").samples[0].turns[0].startswith("How many?\nPlease reason step by step")
     assert "```python\ndef f():\n```" in load_dataset("humaneval").samples[0].turns[0]
-    assert asked == [
-        ("HuggingFaceH4/mt_bench_prompts", "dataset"), ("openai/gsm8k", "dataset"), ("openai/openai_humaneval", "dataset")
-    ]  # fmt: skip
+    repositories = ["HuggingFaceH4/mt_bench_prompts", "openai/gsm8k", "openai/openai_humaneval"]
+    assert asked == [(repository, "dataset") for repository in repositories]
 
 
 def test_without_the_hub_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

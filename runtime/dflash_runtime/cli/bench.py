@@ -25,7 +25,7 @@ from .bench_report import Report, prediction_json, prediction_lines, report_csv,
 
 _POSITIVE = click.IntRange(min=1)
 _FOLDER = click.Path(path_type=Path)
-_REPEATS = 5  # of every width, for the costs a prediction starts from
+_REPEATS = 5  # of every width, for the costs that predictions start from
 
 
 @click.command("bench")
@@ -71,14 +71,10 @@ def command(
     engine, config = _load(bundle, options), _config(options)
     found, stop = _measure(engine, loaded, Encoder(bundle, engine.tokenizer, options["thinking"]), config)
     if found:
-        report = Report(engine, config, options["thinking"], found, _costs(engine), peak_memory(), stop is None)
+        costs = _costs(engine, None if stop else _REPEATS)  # after Ctrl-C, nothing more that takes time
+        report = Report(engine, config, options["thinking"], found, costs, peak_memory(), stop is None)
         click.echo(report_json(report) if as_json else "\n".join(report_lines(report)))
-        if csv_file is not None:
-            csv_file.write_text(report_csv(report), encoding="utf-8")
-        if plot_file is not None:
-            survival = {name: figures.survival for name, figures in report.by_dataset.items()}
-            speedups = {name: figures.speedup for name, figures in report.by_dataset.items()}
-            plot_file.write_text(chart(survival, report.widths, speedups), encoding="utf-8")
+        _write(report, csv_file, plot_file)
     if stop is not None:
         raise stop
     if any(not one.is_identical for one in found):
@@ -116,8 +112,17 @@ def _measure(
     return found, None
 
 
-def _costs(engine: Engine, repeats: int | None = None) -> tuple[list[float], list[float]]:
-    """Seconds of verifying and of drafting 1, 2, … rows: measured now, or as decoding has refined them."""
+def _write(report: Report, csv_file: Path | None, plot_file: Path | None) -> None:
+    if csv_file is not None:
+        csv_file.write_text(report_csv(report), encoding="utf-8")
+    if plot_file is not None:
+        survival = {name: figures.survival for name, figures in report.by_dataset.items()}
+        speedups = {name: figures.speedup for name, figures in report.by_dataset.items()}
+        plot_file.write_text(chart(survival, report.widths, speedups), encoding="utf-8")
+
+
+def _costs(engine: Engine, repeats: int | None) -> tuple[list[float], list[float]]:
+    """Seconds of verifying and of drafting 1, 2, … rows: measured now, or without `repeats` as known."""
     drafter = engine.bundle.manifest.drafter
     verify, draft = engine.verify_costs, engine.draft_costs
     if repeats is not None:

@@ -12,12 +12,11 @@ from typing import Any
 
 import click
 import numpy as np
-import openvino as ov
 from tqdm import tqdm
 
+from ..backends import backend_for
 from ..bench import sweep
 from ..bundle import Bundle
-from ..device import choose_settings
 from ..engine import GenerationConfig, load
 from ..prompts import Dataset, Encoder, load_dataset
 from ..simulate import best, predict, read_profile, survival_curve
@@ -116,11 +115,11 @@ def _trial(
 
 def _write(bundle: Bundle, trials: Sequence[_Trial]) -> None:
     """Keep every measurement under what was asked for, and the best also for when nothing is."""
-    core, weights = ov.Core(), bundle.manifest.graphs["target"].weight_format
+    backend, weights = backend_for(bundle.manifest), bundle.manifest.graphs["target"].weight_format
     chosen = max(trials, key=lambda trial: trial.rate)
     kept = [(trial.threads, trial.precision, trial.tuning) for trial in trials] + [(None, None, chosen.tuning)]
     for threads, precision, tuning in kept:
-        write_tuning(tuning_path(bundle, choose_settings(core, weights, threads, precision)), tuning)
+        write_tuning(tuning_path(bundle, backend.choose_settings(weights, threads, precision)), tuning)
 
 
 def _lines(trials: Sequence[_Trial]) -> Iterator[str]:

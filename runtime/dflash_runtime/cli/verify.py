@@ -65,6 +65,8 @@ def command(
     manifest = read_manifest(bundle)
     text = None if quality is None else quality.read_text("utf-8")
     report, ids = _prove(bundle, text, **options)
+    if not report.certificate.findings:  # interrupted before anything was checked
+        raise KeyboardInterrupt
     if against is not None and report.score is not None and text is not None:
         report.other = _other_score(against, text, ids)
     if keep:

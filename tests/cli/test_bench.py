@@ -1,0 +1,177 @@
+"""`dflash bench`, `dflash tune` and `dflash demo --race` as a user meets them."""
+
+import csv
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from dflash_runtime import load
+from dflash_runtime.bench import Comparison
+from dflash_runtime.cli import bench, main, race, tune
+from dflash_runtime.generation import Result as Generated
+from dflash_runtime.loop import Round
+from dflash_runtime.prompts import BUILT_IN
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture(scope="module")
+def bundle(small_bundle: Callable[[str], Path]) -> Path:
+    return small_bundle("f32")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"cores": 8, "peak_gflops_per_core": 60.0, "bandwidth_gb_per_second": 40.0}))
+    return path
+
+
+# bench
+
+
+def test_bench_prints_tables_and_writes_csv_and_charts(bundle: Path, tmp_path: Path) -> None:
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text(json.dumps({"id": "t", "turns": ["What is a set?", "And a list?"]}))
+    csv_file, plot = tmp_path / "out.csv", tmp_path / "out.svg"
+    args = ("bench", bundle, "--dataset", BUILT_IN, "--dataset", talk, "--max-samples", "2", "-n", "24")
+    shown = run(*args, "--csv", csv_file, "--plot", plot)
+    assert shown.exit_code == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert [sum(line.startswith(name) for line in lines) for name in ("prompts ", "talk ", "average ")] == [4, 4, 4]
+    rows = list(csv.DictReader(csv_file.open()))
+    assert [(row["dataset"], row["request"]) for row in rows] == [
+        ("prompts", "1"), ("prompts", "2"), ("talk", "t/1"), ("talk", "t/2")
+    ]  # fmt: skip
+    assert all(float(row["speedup"]) > 0 and row["differing"] == "0" for row in rows)
+    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+
+
+def test_bench_json_at_a_fixed_width(bundle: Path) -> None:
+    args = ("bench", bundle, "--dataset", BUILT_IN, "--max-samples", "2", "-n", "24", "--ignore-eos")
+    found = json.loads(run(*args, "--block-size", "8", "--json").stdout)
+    pooled = found["datasets"]["prompts"]["pooled"]
+    assert found["is_complete"] and found["block_size"] == 8 and found["settings"]["precision"] == "f32"
+    assert pooled["requests"] == 2 and pooled["tokens"] == 48 and pooled["differing"] == 0
+    assert pooled["accepted_tokens"] <= pooled["draft_tokens"] <= 7 * pooled["drafts"]
+    assert pooled["acceptance_length"] == pytest.approx(1 + pooled["accepted_tokens"] / pooled["drafts"])
+    assert len(pooled["survival"]) == 15 and pooled["survival"][7:] == [0.0] * 8
+    assert pooled["cost_saved"] == pytest.approx(1 - 1 / pooled["speedup"])
+
+
+def test_bench_of_a_bundle_without_a_drafter_drafts_by_lookup(pair_folder: Path, tmp_path: Path) -> None:
+    assert run("export", pair_folder / "target", tmp_path / "out", "--draft", "none").exit_code == 0
+    args = ("bench", tmp_path / "out", "--dataset", BUILT_IN, "--max-samples", "1", "-n", "16", "--json")
+    assert json.loads(run(*args).stdout)["average"]["differing"] == 0
+
+
+def _changed(engine: Any, dataset: Any, encoder: Any, config: Any) -> Iterator[Comparison]:
+    plain = Generated(token_ids=[1, 2], rounds=[Round(0, 0, (2,), 0.0, 0.0)])
+    yield Comparison(dataset.name, "x", plain, Generated(token_ids=[1, 3], rounds=plain.rounds))
+
+
+def _interrupted(engine: Any, dataset: Any, encoder: Any, config: Any) -> Iterator[Comparison]:
+    plain = Generated(token_ids=[1, 2], rounds=[Round(0, 0, (2,), 0.0, 0.0)])
+    yield Comparison(dataset.name, "x", plain, plain)
+    raise KeyboardInterrupt
+
+
+def test_a_changed_text_and_an_interrupt_both_print_what_was_measured(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ("bench", bundle, "--dataset", BUILT_IN, "--max-samples", "1", "--json")
+    monkeypatch.setattr(bench, "compare", _changed)
+    shown = run(*args)
+    assert shown.exit_code == 1 and "changed a text" in shown.stderr
+    assert json.loads(shown.stdout)["average"]["differing"] == 1
+    monkeypatch.setattr(bench, "compare", _interrupted)
+    shown = run(*args)
+    assert shown.exit_code == 130
+    assert not json.loads(shown.stdout)["is_complete"]
+
+
+def test_a_prompt_too_long_ends_the_run_with_what_was_measured(bundle: Path, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "short"}) + "\n" + json.dumps({"prompt": "word " * 300}))
+    shown = run("bench", bundle, "--dataset", path, "-n", "8", "--max-context", "128")
+    assert shown.exit_code == 1 and "exceed the context of 128" in shown.stderr
+    assert "\naverage " in shown.stdout
+
+
+def test_bench_wants_prompts(bundle: Path) -> None:
+    assert run("bench", bundle).exit_code == 2
+    missing = run("bench", bundle, "--dataset", "nothing.jsonl")
+    assert missing.exit_code == 1 and "neither a file nor one of" in missing.stderr
+
+
+# simulation
+
+
+def test_simulation_on_this_machine(bundle: Path, tmp_path: Path) -> None:
+    shown = run("bench", bundle, "--simulate", "article", "--plot", tmp_path / "out.svg")
+    assert shown.exit_code == 0, shown.stderr
+    assert len(shown.stdout.splitlines()) == 1 + 16 + 1
+    assert "of a token's cost" in shown.stdout.splitlines()[-1]
+    assert ElementTree.parse(tmp_path / "out.svg").getroot().tag.endswith("svg")
+
+
+def test_simulation_of_a_described_machine(bundle: Path, machine: Path) -> None:
+    found = json.loads(run("bench", bundle, "--simulate", "article", "--machine", machine, "--json").stdout)
+    assert sum(found["survival"]) == pytest.approx(5.93)
+    assert found["widths"][-1]["emitted"] == pytest.approx(6.93)
+    seconds = [width["verify_seconds"] for width in found["widths"]]
+    assert seconds == sorted(seconds)
+    assert found["best_width"] == max(found["widths"], key=lambda width: width["speedup"])["rows"]
+    assert run("bench", bundle, "--simulate", "nonsense").exit_code == 1
+
+
+# tune
+
+
+def test_tune_prints_costs_and_keeps_the_best_settings(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "_REPEATS", 1)
+    shown = run("tune", bundle, "--threads", "1", "--precision", "f32", "--write")
+    assert shown.exit_code == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert lines[0].split() == ["milliseconds", "by", "rows", "2", "3", "4", "5", "6", "8", "11", "16"]
+    assert [line.split(",")[2].split()[0] for line in lines[1:3]] == ["verify", "draft"]
+    assert "recommended: f32, 1 threads" in shown.stdout
+    assert load(bundle).models.settings.threads == 1
+
+
+def test_tune_sweeps_block_sizes_on_prompts(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "_REPEATS", 1)
+    monkeypatch.setattr(tune, "_SAMPLES", 1)
+    shown = run("tune", bundle, "--prompts", BUILT_IN)
+    assert "tokens/s by block size  plain  " in shown.stdout and "measured on the prompts" in shown.stdout
+    assert run("tune", bundle, "--threads", "0").exit_code == 2
+    assert run("tune", bundle, "--precision", "f31").exit_code == 2
+
+
+# race
+
+
+def test_race(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "81")
+    prompt = json.loads(BUILT_IN.read_text("utf-8").split("\n")[0])["prompt"]
+    race.race(bundle, [prompt])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("plain ") and "DFlash " in lines[0] and lines[0].count("tok/s") == 2
+    text = [line.split(" │ ") for line in lines[1:-2]]
+    assert len(text) > 3 and all(left.rstrip() == right.rstrip() for left, right in text)
+    assert lines[-2].startswith("the same text, ")
+
+
+def test_lanes_colour_what_was_drafted_and_wrap(bundle: Path) -> None:
+    lane = race._Lane("plain", load(bundle), "x", draft=False)
+    lane.cells = [("a", False), ("b", True), ("c", True), ("d", True), ("\n", True), ("e", False)]
+    assert lane.lines(3) == ["a\x1b[32mbc\x1b[0m", "\x1b[32md\x1b[0m  ", "e  "]
