@@ -63,7 +63,7 @@ def test_help_repeats_what_the_commands_say_of_themselves() -> None:
         assert text in " ".join(run(name, "--help").stdout.split())
 
 
-@pytest.mark.parametrize("line", ["nonsense", "generate", "generate bundle", "show", "export target out"])
+@pytest.mark.parametrize("line", ["nonsense", "generate", "generate bundle", "show", "export"])
 def test_wrong_usage_exits_with_2(line: str) -> None:
     assert run(*line.split()).exit_code == 2
 
