@@ -36,8 +36,7 @@ def load_dflash(options: dict[str, Any]) -> Loaded:
     import dflash_runtime
 
     engine = dflash_runtime.load(options["target"], threads=options["threads"])
-    length, draft = options["max_new_tokens"], options["drafter"] is not None
-    config = dflash_runtime.GenerationConfig(max_new_tokens=length, draft=draft)
+    config = dflash_runtime.GenerationConfig(max_new_tokens=options["max_new_tokens"], draft=bool(options["drafter"]))
 
     def describe(result: Any) -> dict[str, Any]:
         return {"output": result.token_ids, "tokens": len(result.token_ids), "rounds": len(result.rounds)}
@@ -109,9 +108,9 @@ def load_llama(options: dict[str, Any]) -> Loaded:
             return json.load(response)
 
     def describe(result: Any) -> dict[str, Any]:
-        tokens, accepted = result["timings"]["predicted_n"], result["timings"].get("draft_n_accepted", 0)
-        numbers = {"tokens": tokens, "rounds": tokens - 1 - accepted, "output": result["content"]}
-        return {**numbers, "peak_rss_mb": peak_rss_mb(server.pid)}
+        tokens, peak = result["timings"]["predicted_n"], peak_rss_mb(server.pid)
+        rounds = tokens - 1 - result["timings"].get("draft_n_accepted", 0)
+        return {"output": result["content"], "tokens": tokens, "rounds": rounds, "peak_rss_mb": peak}
 
     fixed = {"n_predict": options["max_new_tokens"], "temperature": 0, "cache_prompt": False}
     while server.poll() is None:
@@ -159,7 +158,7 @@ class Run:
     worker: subprocess.Popen[str] | None = None
 
     def start(self, warm_up: str) -> None:
-        source = ["from pathlib import Path", *map(inspect.getsource, (peak_rss_mb, serve, self.load))]
+        source = ["from pathlib import Path", *(inspect.getsource(f) for f in (peak_rss_mb, serve, self.load))]
         command = [str(self.python), "-c", "\n".join([HEAD, *source, f"serve({self.load.__name__})"])]
         pipe, log, begin = subprocess.PIPE, subprocess.DEVNULL, time.perf_counter()
         # A group in this session: if this process dies, the kernel hangs up on the stopped group.

@@ -43,13 +43,16 @@ def pair_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_bundle(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Export the small pair in a weight format, once; copy the folder before changing it."""
+def small_bundle(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Export the small pair in a weight format for a backend, once; copy the folder before changing it."""
 
     @functools.cache
-    def make(weight_format: str = "f32") -> Path:
+    def make(weight_format: str = "f32", backend: str = "openvino") -> Path:
         output = tmp_path_factory.mktemp("bundles") / weight_format
         target, drafter = pair_folder / "target", pair_folder / "drafter"
-        return export(ExportRequest(target=target, drafter=drafter, output=output, weight_format=weight_format))
+        request = ExportRequest(
+            target=target, drafter=drafter, output=output, weight_format=weight_format, backend=backend
+        )
+        return export(request)
 
     return make

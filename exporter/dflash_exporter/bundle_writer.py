@@ -10,8 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
-import openvino as ov
-from dflash_graphs.manifest import EMBEDDINGS, IR, MANIFEST, File, Graph, Manifest, Port, Source
+from dflash_graphs.manifest import EMBEDDINGS, MANIFEST, File, Graph, Manifest, Source
 
 from .partial import partial_folder, sync
 from .plan import COPIED, ExportRequest, Part, Plan, make_plan
@@ -68,29 +67,24 @@ def _write_embeddings(plan: Plan, folder: Path, meter: _Meter) -> None:
 
 def _write_graph(part: Part, folder: Path, meter: _Meter) -> Graph:
     """Write one graph, then its weights; the ports are those a reader of the file finds."""
-    path = folder / part.name / IR
+    path = folder / part.name / part.ops.FILE
     path.parent.mkdir()
-    try:
-        part.ops.save(path)
-    except RuntimeError as error:
-        raise OSError(f"OpenVINO could not write {path.name}, as when the disk is full ({error})") from error
-    part.weights.fill(path, lambda count: meter.add(part.name, count))
-    model = ov.Core().read_model(path)
+    part.ops.save(path)
+    part.weights.fill(*part.ops.constants(path), lambda count: meter.add(part.name, count))
+    inputs, outputs = part.ops.ports(path)
     return Graph(
-        file=f"{part.name}/{IR}",
+        file=f"{part.name}/{part.ops.FILE}",
         weight_format=part.weight_format,
-        inputs=tuple(_port(port) for port in model.inputs),
-        outputs=tuple(_port(port) for port in model.outputs),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
     )
-
-
-def _port(port: ov.Output) -> Port:
-    return Port(name=port.any_name, dtype=port.element_type.get_type_name(), shape=tuple(port.shape))
 
 
 def _manifest(plan: Plan, folder: Path, written: dict[str, Graph]) -> Manifest:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
+    packages = ("dflash-openvino", "numpy", *plan.backend.packages)
     return Manifest(
+        backend=plan.backend.name,
         target=plan.target,
         drafter=plan.drafter,
         target_source=_source(plan.target_folder),
@@ -98,7 +92,7 @@ def _manifest(plan: Plan, folder: Path, written: dict[str, Graph]) -> Manifest:
         embedding_dtype=plan.embeddings.dtype,
         graphs=written,
         files={path.relative_to(folder).as_posix(): _hashed(path) for path in files},
-        versions={name: _version(name) for name in ("dflash-openvino", "openvino", "nncf", "numpy")},
+        versions={name: _version(name) for name in packages} | plan.backend.emitter.VERSIONS,
     )
 
 

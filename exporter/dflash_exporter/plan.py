@@ -10,9 +10,10 @@ from pathlib import Path
 
 from dflash_graphs import graphs
 from dflash_graphs.errors import CheckpointError, ExportError
-from dflash_graphs.openvino_emitter import OpenVinoOps
 from dflash_graphs.specs import CHUNK, DrafterSpec, TargetSpec
+from dflash_graphs.vocabulary import Dim, Emitter
 
+from .backends import BACKENDS, Backend
 from .checkpoint import Checkpoint, Tensor
 from .drafter_config import drafter_spec
 from .hf_config import target_spec
@@ -39,6 +40,7 @@ class ExportRequest:
     head at int8; `draft_format` defaults to it. `capacity` is the number of cached positions the files are written
     for, at most the target's own maximum (a runtime may reshape it). `draft_vocabulary` is how many token ids, from 0
     up, the drafter's own copy of the head can name. `overwrite` replaces an existing bundle, at the very end.
+    `backend`, openvino or onnx, is the library that will run it.
     """
 
     target: str | Path
@@ -50,6 +52,7 @@ class ExportRequest:
     capacity: int = 4096
     draft_vocabulary: int = 98304  # covers 99.9 % of English text and code with the tokenizer of Qwen3.5
     overwrite: bool = False
+    backend: str = "openvino"
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Part:
 
     name: str
     weight_format: str
-    ops: OpenVinoOps
+    ops: Emitter
     weights: CheckpointWeights
 
 
@@ -66,6 +69,7 @@ class Part:
 class Plan:
     """Everything an export writes."""
 
+    backend: Backend
     target_folder: Path
     target: TargetSpec
     embeddings: Tensor
@@ -77,6 +81,9 @@ class Plan:
 def make_plan(request: ExportRequest) -> Plan:
     """Read and check both checkpoints and build the graphs; raises CheckpointError, UnsupportedError, ExportError."""
     target_format, head_format, draft_format = _formats(request)
+    if request.backend not in BACKENDS:
+        raise ExportError(f"the backend {request.backend!r} is unknown; choose one of {', '.join(BACKENDS)}.")
+    backend = BACKENDS[request.backend]()
     for key, value in (("capacity", request.capacity), ("draft_vocabulary", request.draft_vocabulary)):
         if value < 1:
             raise ExportError(f"{key} is {value}; give a positive number.")
@@ -85,18 +92,17 @@ def make_plan(request: ExportRequest) -> Plan:
     if not (source.folder / TOKENIZER).is_file():
         raise CheckpointError(f"{source.folder} has no {TOKENIZER}. Download the tokenizer files of the target, too.")
     tensors = source.select(expected_shapes(spec))
-    plan = Plan(source.folder, spec, tensors[EMBEDDING], parts=())
-    capacity = min(request.capacity, spec.max_positions)
+    plan = Plan(backend, source.folder, spec, tensors[EMBEDDING], parts=())
+    sizes = _Sizes(backend.rows or CHUNK, backend.capacity or min(request.capacity, spec.max_positions))
     if request.drafter is None:
-        parts = _target_parts(spec, tensors, target_format, head_format, taps=(), rows=CHUNK, capacity=capacity)
-        return replace(plan, parts=parts)
+        return replace(plan, parts=_target_parts(plan, tensors, target_format, head_format, (), sizes))
     draft_source = Checkpoint(Path(request.drafter))
     drafter = drafter_spec(draft_source.config, spec, str(draft_source.folder / "config.json"))
     draft_tensors = draft_source.select(expected_shapes(drafter))
-    rows, taps = drafter.block_size, drafter.taps
-    parts = _target_parts(spec, tensors, target_format, head_format, taps=taps, rows=rows, capacity=capacity)
+    sizes = replace(sizes, rows=backend.rows or drafter.block_size)
+    parts = _target_parts(plan, tensors, target_format, head_format, drafter.taps, sizes)
     draft_tensors[DRAFT_HEAD] = _first_rows(tensors[head_name(spec)], request.draft_vocabulary)
-    parts += _drafter_parts(drafter, draft_tensors, draft_format, capacity=capacity)
+    parts += _drafter_parts(backend, drafter, draft_tensors, draft_format, sizes)
     return replace(plan, parts=parts, drafter=drafter, drafter_folder=draft_source.folder)
 
 
@@ -112,28 +118,32 @@ def _formats(request: ExportRequest) -> tuple[str, str, str]:
 _Tensors = Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """Token rows and cached positions of the graphs."""
+
+    rows: Dim
+    capacity: Dim
+
+
 def _target_parts(
-    spec: TargetSpec,
-    tensors: _Tensors,
-    weight_format: str,
-    head_format: str,
-    *,
-    taps: tuple[int, ...],
-    rows: int,
-    capacity: int,
+    plan: Plan, tensors: _Tensors, weight_format: str, head_format: str, taps: tuple[int, ...], sizes: _Sizes
 ) -> tuple[Part, ...]:
-    target, head = _part("target", tensors, weight_format), _part("head", tensors, head_format)
-    graphs.target(target.ops, spec, target.weights, taps, rows=rows, capacity=capacity)
-    graphs.head(head.ops, head.weights.matrix(head_name(spec)), rows=rows)
+    target = _part(plan.backend, "target", tensors, weight_format)
+    head = _part(plan.backend, "head", tensors, head_format)
+    graphs.target(target.ops, plan.target, target.weights, taps, rows=sizes.rows, capacity=sizes.capacity)
+    graphs.head(head.ops, head.weights.matrix(head_name(plan.target)), rows=sizes.rows)
     return target, head
 
 
-def _drafter_parts(spec: DrafterSpec, tensors: _Tensors, weight_format: str, *, capacity: int) -> tuple[Part, ...]:
+def _drafter_parts(
+    backend: Backend, spec: DrafterSpec, tensors: _Tensors, weight_format: str, sizes: _Sizes
+) -> tuple[Part, ...]:
     names = ("drafter_context", "drafter", "draft_head")
-    context, block, head = (_part(name, tensors, weight_format) for name in names)
-    graphs.drafter_context(context.ops, spec, context.weights, rows=spec.block_size)
-    graphs.drafter(block.ops, spec, block.weights, capacity=capacity)
-    graphs.draft_head(head.ops, head.weights.matrix(DRAFT_HEAD), rows=spec.block_size)
+    context, block, head = (_part(backend, name, tensors, weight_format) for name in names)
+    graphs.drafter_context(context.ops, spec, context.weights, rows=sizes.rows)
+    graphs.drafter(block.ops, spec, block.weights, rows=sizes.rows, capacity=sizes.capacity)
+    graphs.draft_head(head.ops, head.weights.matrix(DRAFT_HEAD), rows=sizes.rows)
     return context, block, head
 
 
@@ -142,5 +152,6 @@ def _first_rows(matrix: Tensor, rows: int) -> Tensor:
     return replace(matrix, shape=(min(rows, matrix.shape[0]), *matrix.shape[1:]))
 
 
-def _part(name: str, tensors: _Tensors, weight_format: str) -> Part:
-    return Part(name, weight_format, OpenVinoOps(name), CheckpointWeights(tensors, weight_format))
+def _part(backend: Backend, name: str, tensors: _Tensors, weight_format: str) -> Part:
+    weights = CheckpointWeights(tensors, weight_format, blocked=backend.blocked)
+    return Part(name, weight_format, backend.emitter(name), weights)

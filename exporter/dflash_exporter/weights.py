@@ -5,9 +5,8 @@ take no memory; once the file stands, `CheckpointWeights.fill` finds every blank
 values there, block by block. So an export needs neither the memory nor the scratch space of a second copy.
 """
 
-import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,20 +24,28 @@ _MARK = 0xD1F1A5B1  # first of the two 32-bit words at the head of a blank; the 
 _BATCH = 1 << 25  # values compressed at once: 128 MiB as f32
 
 
-def _blank_matrix(name: str, shape: tuple[int, ...], weight_format: str) -> Matrix:
+def _blank_matrix(name: str, shape: tuple[int, ...], weight_format: str, blocked: bool) -> Matrix:
     """Lay out a matrix of `shape` in `weight_format`.
 
     4-bit formats keep the recurrent layers, where errors would accumulate, and widths that are no multiple of a group
-    size at 8 bits.
+    size at 8 bits. In blocks such a width stays in floats.
     """
     out, width = shape
-    if weight_format in DTYPES:
-        return Matrix(_blank(shape, DTYPES[weight_format]), (out, width))
     group = next((size for size in GROUPS if width % size == 0), None)
+    if weight_format in DTYPES or (blocked and group is None):
+        return Matrix(_blank(shape, DTYPES.get(weight_format, DTYPES["f32"])), (out, width))
+    if blocked and group is not None:
+        bits = 8 if weight_format == "int8" or ".linear_attn." in name else 4
+        values, scale = _blank((out * width * bits // 8,), np.dtype(np.uint8)), _blank_scale(out, width // group)
+        return Matrix(values, (out, width), bits, group, signed=False, scale=scale)
     if weight_format == "int8" or ".linear_attn." in name or group is None:
         return Matrix(_blank(shape, np.dtype(np.int8)), (out, width), 8, scale=_blank((out, 1), DTYPES["f32"]))
-    values, scale = _blank((out * width // 2,), np.dtype(np.uint8)), _blank((out, width // group, 1), DTYPES["f32"])
+    values, scale = _blank((out * width // 2,), np.dtype(np.uint8)), _blank_scale(out, width // group)
     return Matrix(values, (out, width), 4, group, scale=scale)
+
+
+def _blank_scale(out: int, groups: int) -> Array:
+    return _blank((out, groups, 1), DTYPES["f32"])
 
 
 def _blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -58,11 +65,12 @@ class CheckpointWeights:
     """`dflash_graphs.weights.Weights` over the selected tensors of a checkpoint.
 
     Arrays and precise matrices (small) come with their values, the others blank: a graph must use them as they are.
+    `blocked` asks for unsigned integers with a scale for every block of columns, at 8 bits, too.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], weight_format: str) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], weight_format: str, *, blocked: bool = False) -> None:
         self._tensors = tensors
-        self._format = weight_format
+        self._format, self._blocked = weight_format, blocked
         self._matrices: dict[str, Matrix] = {}
         self._marks: list[_Place] = []
 
@@ -75,7 +83,7 @@ class CheckpointWeights:
             values = tensor.read() if tensor.dtype != "f16" else self.array(name)
             return Matrix(values, (values.shape[0], values.shape[1]))
         if name not in self._matrices:
-            matrix = _blank_matrix(name, tensor.shape, self._format)
+            matrix = _blank_matrix(name, tensor.shape, self._format, self._blocked)
             for part, blank in (("values", matrix.values), ("scale", matrix.scale)):
                 if blank is not None:
                     mark = struct.pack("<II", _MARK, len(self._marks))
@@ -89,31 +97,31 @@ class CheckpointWeights:
         """Bytes that `fill` will write."""
         return sum(stored_bytes(matrix) for matrix in self._matrices.values())
 
-    def fill(self, xml: Path, progress: Callable[[int], None]) -> None:
-        """Write the values of every matrix asked for into the .bin beside `xml`; `progress` takes bytes written.
+    def fill(self, data: Path, constants: Iterable[tuple[int, int]], progress: Callable[[int], None]) -> None:
+        """Write the values of every matrix asked for into the file `data`; `progress` takes bytes written.
 
-        Raises CheckpointError for damaged tensors and UnsupportedError for values the format cannot hold.
+        `constants` lists offset and size in bytes of everything that may be a blank of this. Raises CheckpointError for
+        damaged tensors and UnsupportedError for values the format cannot hold.
         """
-        with xml.with_suffix(".bin").open("r+b") as file:
-            places = self._find(xml, file)
+        with data.open("r+b") as file:
+            places = self._find(file, constants)
             for batch in self._batches():
                 for place, offset, values in self._converted(batch):
                     file.seek(places[place] + offset)
                     file.write(np.ascontiguousarray(values).view(np.uint8).data)
                     progress(values.nbytes)
 
-    def _find(self, xml: Path, file: BinaryIO) -> dict[_Place, int]:
-        """Return where in the .bin each blank lies."""
+    def _find(self, file: BinaryIO, constants: Iterable[tuple[int, int]]) -> dict[_Place, int]:
+        """Return where in the file each blank lies."""
         found = {}
-        for match in re.finditer(r'offset="(\d+)" size="(\d+)"', xml.read_text(encoding="utf-8")):
-            offset, size = int(match[1]), int(match[2])
+        for offset, size in constants:
             file.seek(offset)
             mark, number = struct.unpack("<II", file.read(8).ljust(8, b"\0"))
             if size >= 8 and mark == _MARK and number < len(self._marks):
                 found[self._marks[number]] = offset
         if len(found) != len(self._marks):
             lost = ", ".join(name for name, part in self._marks if (name, part) not in found)
-            raise ExportError(f"{xml} does not hold {lost} unchanged; please report this defect.")
+            raise ExportError(f"{file.name} does not hold {lost} unchanged; please report this defect.")
         return found
 
     def _batches(self) -> Iterator[list[_Block]]:
@@ -144,8 +152,16 @@ class CheckpointWeights:
             return
         compressed = compress([values for _, _, values in batch], bits, group)
         for (name, row, rows), (integers, scale) in zip(batch, compressed, strict=True):
+            if self._blocked and group is not None:
+                integers, scale = _in_blocks(integers, scale, bits, rows.shape[1] // group)
             yield (name, "values"), row * rows.shape[1] * bits // 8, integers
             yield (name, "scale"), row * scale[0].nbytes, scale
+
+
+def _in_blocks(integers: Array, scale: Array, bits: int, blocks: int) -> tuple[Array, Array]:
+    """Move signed integers up by half their range, and give every block of a row the row's scale if it has but one."""
+    unsigned = integers.view(np.uint8) ^ np.uint8(0x80 if bits == 8 else 0x88)
+    return unsigned, scale if bits == 4 else np.repeat(scale, blocks, axis=1)
 
 
 def _values(batch: list[_Block]) -> int:

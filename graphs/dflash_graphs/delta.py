@@ -13,7 +13,13 @@ The chunk form (WY) with decays c = cumsum(g), D = exp(c_i - c_j) for j <= i:
     (I + tril(beta K K' * D, -1)) N = beta (V - e^c K S),  O = e^c Q S + (Q K' * D) N,
     S' = e^c_last S + (e^(c_last - c) K)' N
 
+A backend with a kernel for the recurrence gets `sequential_delta` instead.
+
 Layout: the axes that are taken apart stand outermost (chunk, then query / key), since only there a split is free.
+
+Some steps look roundabout because OpenVINO rewrites subtractions, elementwise work behind data movement and products of
+unequal rank into nodes of its own, which lose the `precise` mark and then run in bf16. So nothing is subtracted here
+(signs come with `valid`), gates are computed before they are moved, and products have operands of one rank.
 """
 
 from dataclasses import dataclass
@@ -21,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .sequential_delta import Span, sequential_delta, span
 from .specs import CHUNK, WINDOW, DeltaSpec
 from .vocabulary import Ops, Value
 from .weights import Weights
@@ -32,12 +39,15 @@ class Window:
 
     taps: Value  # i32 [kernel * WINDOW]: which row of (past_rows, new rows) each tap of each window place reads
     place: Value  # i32 [WINDOW]: which row of (past_gates, new gates) stands at each place
-    valid: Value  # f32 [2, 1, CHUNK, 1]: 1 where a real token stands
+    valid: Value  # f32 [2, 1, CHUNK, 1]: 1 where a real token stands, else 0
+    negative: Value  # -valid
     new: Value  # i32 [T]: the window places of the call's own rows
 
 
-def window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window:
+def window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window | Span:
     """Declare the port `pending_rows` i32 [1], the number of kept rows since the boundary, and place the rows."""
+    if ops.kernels is not None:
+        return span(ops.kernels, spec, ids)
     pending = ops.input("pending_rows", [1], "i32")
 
     def number(n: int) -> Value:
@@ -55,13 +65,14 @@ def window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window:
 
     place = np.arange(WINDOW, dtype=np.int32)
     taps = source((np.arange(spec.kernel, dtype=np.int32)[:, None] + place).reshape(-1))
-    valid = ops.convert(ops.less(ops.constant(place), ops.add(pending, rows)), "f32")
+    real = ops.reshape(ops.less(ops.constant(place), ops.add(pending, rows)), [2, 1, CHUNK, 1])
+    one, minus, zero = (ops.constant(np.array([x], np.float32)) for x in (1, -1, 0))
     new = ops.add(ops.subtract(ids, ops.slice(ids, 0, 1, 0)), pending)
-    return Window(taps, source(place + before), ops.reshape(valid, [2, 1, CHUNK, 1]), new)
+    return Window(taps, source(place + before), ops.select(real, one, zero), ops.select(real, minus, zero), new)
 
 
 def gated_delta(
-    ops: Ops, layer: int, mixed: Value, gates: Value, spec: DeltaSpec, at: Window, weights: Weights
+    ops: Ops, layer: int, mixed: Value, gates: Value, spec: DeltaSpec, at: Window | Span, weights: Weights
 ) -> Value:
     """Run the layer's convolution and recurrence on its projected rows.
 
@@ -69,18 +80,19 @@ def gated_delta(
     `weights` is read at `layers.i.linear_attn.*`. Returns [T, value_heads * value_dim], before the gated norm.
     """
     with ops.precise():
-        ops.output(f"rows.{layer}", mixed)
-        ops.output(f"gates.{layer}", gates)
+        ops.output(f"rows.{layer}", mixed, [-1, spec.conv_width])
+        ops.output(f"gates.{layer}", gates, [-1, 2 * spec.value_heads])
+        if isinstance(at, Span):
+            return sequential_delta(layer, mixed, gates, spec, at, weights)
         past = ops.input(f"past_rows.{layer}", [spec.history, spec.conv_width])
         past_gates = ops.input(f"past_gates.{layer}", [spec.history, 2 * spec.value_heads])
-        state = ops.input(f"state.{layer}", [spec.value_heads, spec.key_dim, spec.value_dim])
+        shape = [spec.value_heads, spec.key_dim, spec.value_dim]
+        state = ops.input(f"state.{layer}", shape)
         both, values = _convolve(ops, ops.gather(ops.concat([past, mixed], 0), at.taps), layer, spec, weights)
-        log_decay, beta = _gates(
-            ops, ops.gather(ops.concat([past_gates, gates], 0), at.place), layer, spec, at, weights
-        )
-        first, second = _chunks(ops, both, values, log_decay, beta, spec)
+        strengths = _gates(ops, ops.gather(ops.concat([past_gates, gates], 0), at.place), layer, spec, at, weights)
+        first, second = _chunks(ops, both, values, strengths, spec)
         out, state = _advance(ops, first, state, spec)
-        ops.output(f"next_state.{layer}", state)
+        ops.output(f"next_state.{layer}", state, shape)
         out = ops.concat([out, _advance(ops, second, state, spec)[0]], 0)
         out = ops.transpose(ops.reshape(out, [2, spec.value_heads, CHUNK, spec.value_dim]), [0, 2, 1, 3])
         return ops.gather(ops.reshape(out, [WINDOW, spec.value_heads * spec.value_dim]), at.new)
@@ -105,15 +117,27 @@ def _convolve(ops: Ops, taps: Value, layer: int, spec: DeltaSpec, weights: Weigh
     return both, ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
 
 
-def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, at: Window, weights: Weights) -> tuple[Value, Value]:
-    """Log decay g and strength beta, [2, value_heads, CHUNK, 1]; both 0 where no token stands."""
-    prefix, per_head = f"layers.{layer}.linear_attn", (spec.value_heads, 1, 1)
-    rate = ops.constant(-np.exp(weights.array(f"{prefix}.A_log")).reshape(per_head))
-    bias = ops.constant(weights.array(f"{prefix}.dt_bias").reshape(per_head))
-    gates = ops.transpose(ops.reshape(gates, [2, CHUNK, 2, spec.value_heads]), [2, 0, 3, 1])
-    decay, beta = (ops.reshape(x, [2, *per_head[:1], CHUNK, 1]) for x in ops.split(gates, [1, 1], 0))
-    decay = ops.multiply(ops.multiply(ops.softplus(ops.add(decay, bias)), rate), at.valid)
-    return decay, ops.multiply(ops.sigmoid(beta), at.valid)
+@dataclass(frozen=True)
+class _Gates:
+    """Per value head and place, [2, value_heads, CHUNK, 1]; all 0 where no token stands."""
+
+    log_decay: Value  # g
+    minus_log_decay: Value
+    beta: Value
+    minus_beta: Value
+
+
+def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, at: Window, weights: Weights) -> _Gates:
+    prefix, heads = f"layers.{layer}.linear_attn", spec.value_heads
+    rate = ops.constant(-np.exp(weights.array(f"{prefix}.A_log")))
+    bias = ops.constant(weights.array(f"{prefix}.dt_bias"))
+    decay, beta = ops.split(gates, [heads, heads], 1)
+    decay = ops.multiply(ops.softplus(ops.add(decay, bias)), rate)
+    decay, beta = (
+        ops.reshape(ops.transpose(ops.reshape(x, [2, CHUNK, heads]), [0, 2, 1]), [2, heads, CHUNK, 1])
+        for x in (decay, ops.sigmoid(beta))
+    )
+    return _Gates(*(ops.multiply(x, sign) for x in (decay, beta) for sign in (at.valid, at.negative)))
 
 
 @dataclass(frozen=True)
@@ -123,16 +147,17 @@ class _Chunk:
     both: Value  # [2, value_heads, CHUNK, key_dim], scaled by the decay since the chunk's start
     values: Value  # [value_heads, CHUNK, value_dim]
     beta: Value  # [value_heads, CHUNK, 1]
+    minus_beta: Value
     solve: Value  # [2, value_heads, CHUNK, CHUNK]: to (Q K' * D) N, to N
     keys: Value  # [value_heads, CHUNK, key_dim], scaled by the decay until the chunk's end
     decay: Value  # [value_heads, 1, 1], over the whole chunk
 
 
-def _chunks(ops: Ops, both: Value, values: Value, log_decay: Value, beta: Value, spec: DeltaSpec) -> list[_Chunk]:
+def _chunks(ops: Ops, both: Value, values: Value, gates: _Gates, spec: DeltaSpec) -> list[_Chunk]:
     heads, repeat = spec.value_heads, spec.value_heads // spec.key_heads
     lower = np.tril(np.ones((CHUNK, CHUNK), np.float32))
-    total = ops.cumsum(log_decay, 2)
-    difference = ops.subtract(total, ops.reshape(total, [2, heads, 1, CHUNK]))
+    total, minus_total = ops.cumsum(gates.log_decay, 2), ops.cumsum(gates.minus_log_decay, 2)
+    difference = ops.add(total, ops.reshape(minus_total, [2, heads, 1, CHUNK]))
     # the masked difference is what is exponentiated: above the diagonal it would overflow
     decays = ops.multiply(ops.exp(ops.multiply(difference, ops.constant(lower))), ops.constant(lower))
     keys = ops.slice(both, 1, 2, 1)
@@ -145,20 +170,22 @@ def _chunks(ops: Ops, both: Value, values: Value, log_decay: Value, beta: Value,
         return ops.reshape(ops.multiply(a, b), [2, kinds, heads, *tail])
 
     inside, within = ops.split(scaled(gram, decays, 2, [CHUNK, CHUNK], CHUNK), [1, 1], 1)
-    beta_pairs = ops.multiply(ops.reshape(beta, [2, 1, heads, CHUNK, 1]), ops.constant(np.tril(lower, -1)))
-    inverse = _unit_lower_inverse(ops, ops.multiply(within, beta_pairs))
+    below = ops.multiply(ops.reshape(gates.minus_beta, [2, 1, heads, CHUNK, 1]), ops.constant(np.tril(lower, -1)))
+    inverse = _unit_lower_inverse(ops, ops.multiply(within, below))
     solve = ops.concat([ops.matmul(inside, inverse), inverse], 1)
     last = ops.slice(total, CHUNK - 1, CHUNK, 2)
-    ending = scaled(keys, ops.exp(ops.subtract(last, total)), 1, [CHUNK, spec.key_dim], 1)
+    ending = scaled(keys, ops.exp(ops.add(last, minus_total)), 1, [CHUNK, spec.key_dim], 1)
     growing = scaled(both, ops.exp(total), 2, [CHUNK, spec.key_dim], 1)
     square, tall = [2, heads, CHUNK, CHUNK], [2, heads, CHUNK, spec.key_dim]
-    shapes = [tall, [heads, CHUNK, spec.value_dim], [heads, CHUNK, 1], square, tall[1:], [heads, 1, 1]]
-    parts = [ops.split(x, [1, 1], 0) for x in (growing, values, beta, solve, ending, ops.exp(last))]
+    one = [heads, CHUNK, 1]
+    shapes = [tall, [heads, CHUNK, spec.value_dim], one, one, square, tall[1:], [heads, 1, 1]]
+    values_of = (growing, values, gates.beta, gates.minus_beta, solve, ending, ops.exp(last))
+    parts = [ops.split(x, [1, 1], 0) for x in values_of]
     chunks = [[ops.reshape(part[i], shape) for part, shape in zip(parts, shapes, strict=True)] for i in (0, 1)]
     return [_Chunk(*values) for values in chunks]
 
 
-def _unit_lower_inverse(ops: Ops, lower: Value) -> Value:
+def _unit_lower_inverse(ops: Ops, minus_lower: Value) -> Value:
     """(I + lower)^-1 for strictly lower triangles, by divide and conquer (the nilpotent product is unstable in f32)."""
     index, sizes = np.arange(CHUNK), (2, 4, 8)
 
@@ -167,11 +194,11 @@ def _unit_lower_inverse(ops: Ops, lower: Value) -> Value:
         below: NDArray[np.bool_] = (half[:, None] % 2 == 1) & (half[:, None] == half[None, :] + 1)
         return below
 
-    inverse = ops.subtract(ops.constant(np.eye(CHUNK, dtype=np.float32)), _masked(ops, lower, block(1)))
+    inverse = ops.add(ops.constant(np.eye(CHUNK, dtype=np.float32)), _masked(ops, minus_lower, block(1)))
     masks = np.stack([block(size) for size in sizes]).reshape(len(sizes), 1, 1, 1, CHUNK, CHUNK)
-    for corner in ops.split(_masked(ops, lower, masks), [1] * len(sizes), 0):
+    for corner in ops.split(_masked(ops, minus_lower, masks), [1] * len(sizes), 0):
         corner = ops.reshape(corner, [2, 1, -1, CHUNK, CHUNK])
-        inverse = ops.subtract(inverse, ops.matmul(ops.matmul(inverse, corner), inverse))
+        inverse = ops.add(inverse, ops.matmul(ops.matmul(inverse, corner), inverse))
     return inverse
 
 
@@ -183,11 +210,11 @@ def _advance(ops: Ops, chunk: _Chunk, state: Value, spec: DeltaSpec) -> tuple[Va
     """Return the chunk's outputs [value_heads, CHUNK, value_dim] and the state after it."""
 
     def pair(x: Value, y: Value) -> list[Value]:
-        parts = ops.split(ops.matmul(x, y), [1, 1], 0)
+        parts = ops.split(ops.matmul(x, ops.reshape(y, [1, spec.value_heads, -1, spec.value_dim])), [1, 1], 0)
         return [ops.reshape(part, [spec.value_heads, CHUNK, spec.value_dim]) for part in parts]
 
     from_queries, from_keys = pair(chunk.both, state)
-    wanted = ops.multiply(chunk.beta, ops.subtract(chunk.values, from_keys))
+    wanted = ops.add(ops.multiply(chunk.beta, chunk.values), ops.multiply(chunk.minus_beta, from_keys))
     inside, news = pair(chunk.solve, wanted)
     after = ops.add(ops.multiply(state, chunk.decay), ops.matmul(chunk.keys, news, transpose_a=True))
     return ops.add(from_queries, inside), after

@@ -1,14 +1,14 @@
 """Qwen3 and Llama: pre-norm decoder layers with full attention."""
 
-from .attention import positions
 from .layers import self_attention, swiglu
+from .positions import positions
 from .specs import TargetSpec
-from .vocabulary import Ops, Value
+from .vocabulary import Dim, Ops, Value
 from .weights import Weights
 
 
 def hidden_states(
-    ops: Ops, spec: TargetSpec, weights: Weights, rows: int, capacity: int, x: Value
+    ops: Ops, spec: TargetSpec, weights: Weights, rows: Dim, capacity: Dim, x: Value
 ) -> tuple[list[Value], Value]:
     """Return the residual stream after every layer and the final normed rows, each [T, hidden]."""
     at = positions(ops, spec.attention.rope, rows)

@@ -8,8 +8,8 @@
 | drafter         | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], caches                          |
 | draft_head      | hidden [T, H]                                   | logits [T, draft vocabulary], probability [T]  |
 
-f32 unless said otherwise. The caches are the ports of `attention.py` and `delta.py`. `hidden` is after the final norm;
-`features` are the residual stream after the tapped layers, before any norm.
+f32 unless said otherwise. The caches are the ports of `attention.py` (or `cached_attention.py`) and `delta.py`.
+`hidden` is after the final norm; `features` are the residual stream after the tapped layers, before any norm.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from collections.abc import Callable
 import numpy as np
 
 from . import dense, qwen3_5
-from .attention import positions, rotate
 from .errors import UnsupportedError
 from .layers import heads, self_attention, swiglu
+from .positions import positions, rotate
 from .specs import DrafterSpec, TargetSpec
-from .vocabulary import Ops, Value
+from .vocabulary import Dim, Ops, Value
 from .weights import Matrix, Weights
 
-HiddenStates = Callable[[Ops, TargetSpec, Weights, int, int, Value], tuple[list[Value], Value]]
+HiddenStates = Callable[[Ops, TargetSpec, Weights, Dim, Dim, Value], tuple[list[Value], Value]]
 FAMILIES: dict[str, HiddenStates] = {
     "qwen3_5": qwen3_5.hidden_states,
     "qwen3": dense.hidden_states,
@@ -32,30 +32,30 @@ FAMILIES: dict[str, HiddenStates] = {
 }
 
 
-def target(ops: Ops, spec: TargetSpec, weights: Weights, taps: tuple[int, ...], *, rows: int, capacity: int) -> None:
+def target(ops: Ops, spec: TargetSpec, weights: Weights, taps: tuple[int, ...], *, rows: Dim, capacity: Dim) -> None:
     """Emit the target for `rows` token rows and `capacity` cached positions."""
     if spec.family not in FAMILIES:
         raise UnsupportedError(f"target family {spec.family!r} is unknown; known: {', '.join(FAMILIES)}")
     x = ops.input("embeddings", [rows, spec.hidden_size])
     states, final = FAMILIES[spec.family](ops, spec, weights, rows, capacity, x)
-    ops.output("hidden", final)
+    ops.output("hidden", final, [-1, spec.hidden_size])
     if taps:
-        ops.output("features", ops.concat([states[t] for t in taps], 1))
+        ops.output("features", ops.concat([states[t] for t in taps], 1), [-1, len(taps) * spec.hidden_size])
 
 
-def head(ops: Ops, weight: Matrix, *, rows: int) -> None:
+def head(ops: Ops, weight: Matrix, *, rows: Dim) -> None:
     """Emit the language model head shared by target and drafter."""
-    ops.output("logits", ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight))
+    ops.output("logits", ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight), [-1, weight.shape[0]])
 
 
-def draft_head(ops: Ops, weight: Matrix, *, rows: int) -> None:
+def draft_head(ops: Ops, weight: Matrix, *, rows: Dim) -> None:
     """Emit the head over the draft vocabulary, with the probability of each row's likeliest token."""
     logits = ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight)
-    ops.output("logits", logits)
-    ops.output("probability", ops.reduce_max(ops.softmax(logits, 1)))
+    ops.output("logits", logits, [-1, weight.shape[0]])
+    ops.output("probability", ops.reduce_max(ops.softmax(logits, 1)), [-1])
 
 
-def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: int) -> None:
+def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: Dim) -> None:
     """Emit the projection of target features to the keys and values of every drafter layer."""
     attn = spec.attention
     features = ops.input("features", [rows, spec.feature_width])
@@ -68,16 +68,16 @@ def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: int)
         key = heads(ops, context, weights, f"{prefix}.k_proj", attn.kv_heads, attn, spec.rms_eps, norm)
         key = rotate(ops, key, at, attn.rope, attn.head_dim)
         value = heads(ops, context, weights, f"{prefix}.v_proj", attn.kv_heads, attn, spec.rms_eps, None)
-        ops.output(f"key.{i}", ops.reshape(key, [-1, attn.kv_width]))
-        ops.output(f"value.{i}", ops.reshape(value, [-1, attn.kv_width]))
+        ops.output(f"key.{i}", ops.reshape(key, [-1, attn.kv_width]), [-1, attn.kv_width])
+        ops.output(f"value.{i}", ops.reshape(value, [-1, attn.kv_width]), [-1, attn.kv_width])
 
 
-def drafter(ops: Ops, spec: DrafterSpec, weights: Weights, *, capacity: int) -> None:
+def drafter(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: Dim, capacity: Dim) -> None:
     """Emit the drafter over one block: anchor and masks in, hidden rows for the head out."""
-    x = ops.input("embeddings", [spec.block_size, spec.hidden_size])
+    x = ops.input("embeddings", [rows, spec.hidden_size])
     if spec.embedding_scale != 1.0:
         x = ops.multiply(x, ops.constant(np.array(spec.embedding_scale, np.float32)))
-    at = positions(ops, spec.attention.rope, spec.block_size)
+    at = positions(ops, spec.attention.rope, rows)
     for i, layer in enumerate(spec.layers):
         h = ops.rms_norm(x, weights.array(f"layers.{i}.input_layernorm.weight"), spec.rms_eps)
         mixed = self_attention(
@@ -86,4 +86,4 @@ def drafter(ops: Ops, spec: DrafterSpec, weights: Weights, *, capacity: int) -> 
         x = ops.add(x, mixed)
         h = ops.rms_norm(x, weights.array(f"layers.{i}.post_attention_layernorm.weight"), spec.rms_eps)
         x = ops.add(x, swiglu(ops, h, weights, f"layers.{i}.mlp"))
-    ops.output("hidden", ops.rms_norm(x, weights.array("norm.weight"), spec.rms_eps))
+    ops.output("hidden", ops.rms_norm(x, weights.array("norm.weight"), spec.rms_eps), [-1, spec.hidden_size])

@@ -3,9 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import Positions, attention, rotate
+from .attention import attention
+from .positions import Positions, rotate
 from .specs import AttentionSpec
-from .vocabulary import Ops, Value
+from .vocabulary import Dim, Ops, Value
 from .weights import Weights
 
 
@@ -37,7 +38,7 @@ def self_attention(
     spec: AttentionSpec,
     eps: float,
     at: Positions,
-    capacity: int,
+    capacity: Dim,
     *,
     window: int | None = None,
     causal: bool = True,

@@ -14,8 +14,8 @@ from .specs import DrafterSpec, TargetSpec
 FORMAT_VERSION = 1
 MANIFEST = "dflash.json"
 GRAPHS = ("target", "head", "drafter_context", "drafter", "draft_head")
-IR = "openvino_model.xml"
 EMBEDDINGS = "embeddings.bin"
+TOKENS, POSITIONS = "T", "P"  # names of open sizes: token rows, cached positions
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,9 +26,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """An input or output; sizes that are left open have names."""
+
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,25 +8,29 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import openvino as ov
 from openvino import opset15 as op
 from openvino.op import Constant
 
-from .vocabulary import Value
+from .manifest import Port
+from .vocabulary import Dim, Value
 from .weights import Array, Matrix
 
 _TYPES = {"f32": ov.Type.f32, "f16": ov.Type.f16, "bf16": ov.Type.bf16, "i32": ov.Type.i32, "bool": ov.Type.boolean}
 
 
 class OpenVinoOps:
-    """Emitter for OpenVINO; implements `dflash_graphs.vocabulary.Ops`."""
+    """Emitter for OpenVINO; implements `dflash_graphs.vocabulary.Emitter`."""
+
+    FILE: ClassVar[str] = "openvino_model.xml"
+    VERSIONS: ClassVar[dict[str, str]] = {}
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._inputs: list[Any] = []
+        self._inputs: dict[str, Any] = {}
         self._outputs: list[Any] = []
         self._precise: set[str] = set()
         self._decompressed: set[str] = set()
@@ -36,13 +40,17 @@ class OpenVinoOps:
 
     # ports and constants
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Value:
-        node = op.parameter(list(shape), _TYPES[dtype], name=name)
-        node.output(0).set_names({name})
-        self._inputs.append(node)
-        return node.output(0)
+    @property
+    def kernels(self) -> None:
+        return None  # the runtime puts PagedAttention in the place of the portable form
 
-    def output(self, name: str, value: Value) -> None:
+    def input(self, name: str, shape: Sequence[Dim], dtype: str = "f32") -> Value:
+        if name not in self._inputs:
+            self._inputs[name] = op.parameter(list(shape), _TYPES[dtype], name=name)
+            self._inputs[name].output(0).set_names({name})
+        return self._inputs[name].output(0)
+
+    def output(self, name: str, value: Value, shape: Sequence[Dim] = ()) -> None:
         node = op.result(value)
         node.set_friendly_name(f"{name}/result")
         node.output(0).set_names({name})
@@ -120,7 +128,7 @@ class OpenVinoOps:
 
     def _normalize(self, x: Value, reduce: Any, eps: float, weight: Array) -> Value:
         with self.precise():
-            squares = self._emit(op.power(x, self.constant(np.array(2.0, np.float32))))
+            squares = self.multiply(x, x)  # a power of 2 would match the pattern of NormalizeL2 and lose the mark
             total = self._emit(reduce(squares, _index([-1]), True))
             shifted = self.add(total, self.constant(np.array(eps, np.float32)))
             inverse = self._emit(op.power(shifted, self.constant(np.array(-0.5, np.float32))))
@@ -209,14 +217,31 @@ class OpenVinoOps:
     # the finished graph
 
     def model(self) -> ov.Model:
-        return ov.Model(self._outputs, self._inputs, self._name)
+        return ov.Model(self._outputs, list(self._inputs.values()), self._name)
 
     def save(self, path: Path) -> None:
         """Write IR to `path` (.xml) and its .bin, with the marks that have no Python setter patched into the XML."""
-        ov.serialize(self.model(), path, path.with_suffix(".bin"))
+        try:
+            ov.serialize(self.model(), path, path.with_suffix(".bin"))
+        except RuntimeError as error:
+            raise OSError(f"OpenVINO could not write {path.name}, as when the disk is full ({error})") from error
         xml = path.read_text(encoding="utf-8")
         xml = _mark(_mark(xml, "precise", self._precise), "decompression", self._decompressed)
         path.write_text(xml, encoding="utf-8")
+
+    @staticmethod
+    def constants(path: Path) -> tuple[Path, list[tuple[int, int]]]:
+        places = re.finditer(r'offset="(\d+)" size="(\d+)"', path.read_text(encoding="utf-8"))
+        return path.with_suffix(".bin"), [(int(place[1]), int(place[2])) for place in places]
+
+    @staticmethod
+    def ports(path: Path) -> tuple[list[Port], list[Port]]:
+        model = ov.Core().read_model(path)
+        return [_port(port) for port in model.inputs], [_port(port) for port in model.outputs]
+
+
+def _port(port: ov.Output) -> Port:
+    return Port(name=port.any_name, dtype=port.element_type.get_type_name(), shape=tuple(port.shape))
 
 
 def _mark(xml: str, attribute: str, names: set[str]) -> str:

@@ -5,16 +5,18 @@ Norm weights are stored as `w` and used as `1 + w`, except the gated norm of the
 
 import numpy as np
 
-from .attention import Positions, attention, positions, rotate
+from .attention import attention
 from .delta import Window, gated_delta, window
 from .layers import heads, swiglu
+from .positions import Positions, positions, rotate
+from .sequential_delta import Span
 from .specs import TargetSpec
-from .vocabulary import Ops, Value
+from .vocabulary import Dim, Ops, Value
 from .weights import Matrix, Weights
 
 
 def hidden_states(
-    ops: Ops, spec: TargetSpec, weights: Weights, rows: int, capacity: int, x: Value
+    ops: Ops, spec: TargetSpec, weights: Weights, rows: Dim, capacity: Dim, x: Value
 ) -> tuple[list[Value], Value]:
     """Return the residual stream after every layer and the final normed rows, each [T, hidden]."""
     assert spec.delta is not None
@@ -37,7 +39,7 @@ def hidden_states(
 
 
 def _gated_attention(
-    ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights, at: Positions, capacity: int
+    ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights, at: Positions, capacity: Dim
 ) -> Value:
     attn, prefix = spec.attention, f"layers.{i}.self_attn"
     both = ops.linear(h, weights.matrix(f"{prefix}.q_proj.weight"))  # per head: query, then gate
@@ -53,7 +55,7 @@ def _gated_attention(
     return ops.linear(mixed, weights.matrix(f"{prefix}.o_proj.weight"))
 
 
-def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights, place: Window) -> Value:
+def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights, place: Window | Span) -> Value:
     assert spec.delta is not None
     delta, prefix = spec.delta, f"layers.{i}.linear_attn"
     mixed = ops.linear(h, weights.matrix(f"{prefix}.in_proj_qkv.weight"))

@@ -1,26 +1,43 @@
 """The operations an architecture may use: what stands between the model files and the backends.
 
-An emitter (`openvino_emitter.OpenVinoOps`) turns each call into nodes of its format. Shapes follow one rule: the number
-of token rows T is the leading axis wherever it occurs and is the only size that may be left open later.
+An emitter (`openvino_emitter.OpenVinoOps`, `onnx_emitter.OnnxOps`) turns each call into nodes of its format. Shapes
+follow one rule: the number of token rows T is the leading axis wherever it occurs, and beside the number of cached
+positions the only size that may be left open, here (a name instead of a number) or later.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
+from .manifest import Port
+from .specs import DeltaSpec
 from .weights import Matrix
 
 Value: TypeAlias = Any  # a node output of the emitter's format; opaque to the architectures
+Dim: TypeAlias = int | str  # a size, or the name of one that is left open
 
 
 class Ops(Protocol):
     """Operation vocabulary. Arrays are constants; a `Value` comes from an earlier call."""
 
+    @property
+    def kernels(self) -> "KernelOps | None":
+        """This emitter with operations that only some backends have; None: the portable forms are to be emitted."""
+        ...
+
     # ports and constants
-    def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Value: ...
-    def output(self, name: str, value: Value) -> None: ...
+    def input(self, name: str, shape: Sequence[Dim], dtype: str = "f32") -> Value:
+        """Declare an input, or return the one already declared under this name."""
+        ...
+
+    def output(self, name: str, value: Value, shape: Sequence[Dim]) -> None:
+        """Declare an output f32 of this shape, -1 for T."""
+        ...
+
     def constant(self, array: NDArray[Any]) -> Value: ...
     def label(self, name: str, value: Value) -> Value:
         """Give the producer of `value` a name by which a reader of the file can find it."""
@@ -78,4 +95,60 @@ class Ops(Protocol):
     def slice(self, x: Value, start: int, stop: int, axis: int) -> Value: ...
     def gather(self, x: Value, indices: Value) -> Value:
         """Return the rows `indices` (i32 [N]) of the leading axis."""
+        ...
+
+
+class KernelOps(Ops, Protocol):
+    """Operations of a backend that runs files as they stand. Sizes and positions among the arguments are i32 [1]."""
+
+    def store(self, cache: Value, rows: Value, start: Value) -> Value:
+        """Return `cache` [1, N, P, D] with `rows` [1, N, T, D] at positions from `start` on.
+
+        Works in place when a program binds input and output to the same memory.
+        """
+        ...
+
+    def causal_convolution(self, x: Value, kernel: NDArray[np.float32]) -> Value:
+        """SiLU of the depthwise convolution with `kernel` [C, 1, K], [K - 1 + N, C] -> [N, C]."""
+        ...
+
+    def recurrence(
+        self, query: Value, key: Value, value: Value, decay: Value, beta: Value, state: Value, spec: DeltaSpec
+    ) -> tuple[Value, Value]:
+        """Run the gated delta rule over rows; return its output [N, value_heads * value_dim] and the state after it.
+
+        `query` and `key` [N, key_heads * key_dim] are unit vectors, the former scaled; `decay` (its logarithm) and
+        `beta` are [N, value_heads], `state` [value_heads, key_dim, value_dim]. N may be 0.
+        """
+        ...
+
+    def between(self, x: Value, start: Value, stop: Value) -> Value:
+        """Return the rows from `start` to before `stop` of the leading axis."""
+        ...
+
+    def cut(self, x: Value, first: Value, second: Value) -> list[Value]:
+        """Return the first `first` rows of the leading axis and the other `second`."""
+        ...
+
+
+class Emitter(Ops, Protocol):
+    """An `Ops` with what becomes of the nodes: a file of its format, here called graph, and one with its constants."""
+
+    FILE: ClassVar[str]  # the usual name of a graph
+    VERSIONS: ClassVar[dict[str, str]]  # of the operator sets
+
+    def __init__(self, name: str) -> None: ...
+
+    def save(self, path: Path) -> None:
+        """Write the graph to `path` and its constants beside it."""
+        ...
+
+    @staticmethod
+    def constants(path: Path) -> tuple[Path, list[tuple[int, int]]]:
+        """Return the file with the constants of a written graph, and (offset, size) in bytes of each."""
+        ...
+
+    @staticmethod
+    def ports(path: Path) -> tuple[list[Port], list[Port]]:
+        """Return the inputs and outputs that a reader of a written graph finds."""
         ...

@@ -18,7 +18,8 @@ class Matrix:
 
     `values` is [out, in] in f32, f16 or bf16 (ml_dtypes), or integers to be dequantised as
     `(values - zero_point) * scale`: int8 with `scale` f32 [out, 1], or 4-bit integers with one scale (and zero point)
-    per `group_size` columns, `values` [out, in / group_size, group_size], `scale` [out, in / group_size, 1].
+    per `group_size` columns, `values` [out, in / group_size, group_size], `scale` [out, in / group_size, 1]. 8-bit
+    integers may be grouped, too. Unsigned ones without `zero_point` have it in the middle of their range.
     """
 
     values: Array  # for bits == 4: packed uint8, two values a byte, low nibble first, flat

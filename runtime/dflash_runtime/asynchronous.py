@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator, Generator
 
 from .engine import Engine, Prompt
 from .generation import GenerationConfig, Result
@@ -11,7 +12,7 @@ from .generation import GenerationConfig, Result
 
 async def stream_async(
     engine: Engine, prompt: Prompt, config: GenerationConfig | None = None, result: Result | None = None
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Yield text as `Engine.stream` does; closing (`contextlib.aclosing`) or cancelling it ends the request."""
     chunks = engine.stream(prompt, config, result)
     loop, ended = asyncio.get_running_loop(), object()
@@ -27,12 +28,10 @@ async def stream_async(
         await asyncio.shield(loop.run_in_executor(None, _close, chunks))
 
 
-def _close(chunks: object) -> None:
-    import time
-
+def _close(chunks: Generator[str, None, None]) -> None:
     while True:
         try:
-            chunks.close()  # type: ignore[attr-defined]
+            chunks.close()
         except ValueError:  # still executing in the other thread
             time.sleep(0.01)
         else:

@@ -23,6 +23,8 @@ from dflash_graphs.errors import BundleError, RequestError
 
 from dflash_runtime.tokenizer import read_json, read_text, special_tokens
 
+FROZEN_FLAG = "--render-chat-templates"  # starts a frozen app as the worker: it has no interpreter to start
+
 _WORKER = Path(__file__).with_name("chat_worker.py")
 # Started by path with the search path of this process: importing the package would load the inference libraries too.
 _START = "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -139,6 +141,8 @@ class _Worker:
 
     def _start(self) -> None:
         command = [sys.executable, "-I", "-c", _START, str(_WORKER), *sys.path]
+        if getattr(sys, "frozen", False):  # the app itself, with a hook as in examples/app_hook.py
+            command = [sys.executable, FROZEN_FLAG]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
         self._stop = weakref.finalize(self, _end, self._process)
 

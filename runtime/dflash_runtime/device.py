@@ -3,13 +3,20 @@
 Everything that could change a result is set explicitly and can be printed; nothing is left to a default.
 """
 
-import os
-from dataclasses import dataclass, replace
+from __future__ import annotations
 
-import openvino as ov
+import os
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from dflash_graphs.errors import RequestError
 
 from .protocols import Properties
+
+if TYPE_CHECKING:
+    import openvino as ov
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +40,7 @@ class Settings:
             found["INFERENCE_NUM_THREADS"] = str(self.threads)
         return found
 
-    def without_quantization(self) -> "Settings":
+    def without_quantization(self) -> Settings:
         return replace(self, quantization_group=0)
 
 
@@ -56,3 +63,12 @@ def choose_settings(
         quantization_group=32 if quantized else 0,
         threads=min(threads, os.cpu_count() or threads) if threads else 0,
     )
+
+
+def cpu_name() -> str:
+    """The model of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

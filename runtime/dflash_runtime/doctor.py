@@ -23,6 +23,7 @@ from dflash_graphs.openvino_emitter import OpenVinoOps
 from dflash_graphs.weights import Matrix
 from numpy.typing import NDArray
 
+from .backends import backend_for
 from .device import Settings, choose_settings
 from .loading import default_context
 
@@ -59,7 +60,7 @@ def examine(bundle: Path | None = None, max_context: int | None = None) -> Itera
     yield _cpu(core)
     for weight_format in FORMATS:
         yield _product(core, weight_format)
-    yield _memory() if bundle is None else _fit(core, bundle, max_context)
+    yield _memory() if bundle is None else _fit(bundle, max_context)
 
 
 def _versions() -> Finding:
@@ -195,14 +196,14 @@ def _memory() -> Finding:
     return Finding("memory", "ok", text, {"available": available})
 
 
-def _fit(core: ov.Core, bundle: Path, max_context: int | None) -> Finding:
+def _fit(bundle: Path, max_context: int | None) -> Finding:
     """Compare what a bundle takes when loaded, its weights and caches, with the memory of this machine."""
     try:
         manifest = read_manifest(bundle)
         weights = _weight_bytes(bundle, [graph.file for graph in manifest.graphs.values()])
+        settings = backend_for(manifest).choose_settings(manifest.graphs["target"].weight_format, None)
     except (DFlashError, OSError) as error:
         return Finding("bundle", "broken", str(error), advice="Export the bundle again.")
-    settings = choose_settings(core, manifest.graphs["target"].weight_format)
     context = max_context or default_context(manifest, settings)
     caches = cache_bytes(manifest.target, manifest.drafter, context, settings.kv_precision)
     available = available_memory()
@@ -216,4 +217,7 @@ def _fit(core: ov.Core, bundle: Path, max_context: int | None) -> Finding:
 
 
 def _weight_bytes(bundle: Path, graphs: Sequence[str]) -> int:
-    return sum((bundle / graph).with_suffix(".bin").stat().st_size for graph in graphs)
+    """Size of the constants, which stand beside a graph."""
+    suffixes = {".xml": ".bin", ".onnx": ".onnx.data"}
+    files = (bundle / graph for graph in graphs)
+    return sum(file.with_suffix(suffixes.get(file.suffix, file.suffix)).stat().st_size for file in files)

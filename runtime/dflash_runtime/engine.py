@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-import openvino as ov
 from dflash_graphs.errors import RequestError
 
+from .backends import backend_for
 from .bundle import Bundle, open_bundle
 from .chat import ChatTemplate
 from .context import Context
-from .device import Settings, choose_settings
+from .device import Settings
 from .generation import GenerationConfig, Result, default_config, stop_ids
 from .loading import Drafting, default_context, load_models
 from .lookup import BLOCK_SIZE
@@ -63,6 +63,11 @@ class Engine:
         self._busy, self._cancelled = threading.Lock(), threading.Event()
         self.load_seconds = time.perf_counter() - start
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether drafts cannot change a bit of any logit; if not, `models.difference` says by how much they can."""
+        return self.models.difference == 0.0
+
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """The bundle's chat template; raises ChatTemplateError when it has none."""
@@ -91,7 +96,7 @@ class Engine:
         config: GenerationConfig | None = None,
         result: Result | None = None,
         progress: Progress | None = None,
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Yield text as it is decided, and fill `result` along the way.
 
         `prompt` is ready-made text, token ids, or chat messages. `progress` gets the prompt tokens done and their
@@ -242,7 +247,8 @@ def load(
     if device != "CPU":
         raise RequestError(f"device {device!r} is not supported; this runtime is exact on CPU only")
     opened = open_bundle(bundle)
-    settings = choose_settings(ov.Core(), opened.manifest.graphs["target"].weight_format, threads, precision)
+    target = opened.manifest.graphs["target"]
+    settings = backend_for(opened.manifest).choose_settings(target.weight_format, threads, precision)
     if max_context is not None and max_context < 2:
         raise RequestError(f"max_context must be at least 2, not {max_context}")
     return Engine(opened, settings, max_context or default_context(opened.manifest, settings), proposer)

@@ -3,23 +3,24 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import openvino as ov
 from dflash_graphs.errors import BundleError, RequestError
 from dflash_graphs.manifest import Manifest
 
+from .backends import Backend, backend_for
 from .bundle import Bundle, Embeddings
-from .device import Settings, choose_settings
+from .device import Settings
 from .lookup import LookupProposer, OverrideProposer
 from .memory import physical_memory
-from .openvino_models import OpenVinoDrafter, OpenVinoDraftHead, OpenVinoHead, OpenVinoTarget
+from .models import CachedTarget, Drafter, DraftHead, FullHead
 from .proposers import DFlashProposer
 from .protocols import Proposer
-from .selftest import smallest_exact_rows
+from .selftest import largest_difference, smallest_exact_rows
 from .tuning import WIDTHS, Tuning, measure_draft, measure_verify, read_tuning, tuning_path, write_tuning
 
 Drafting = Literal["dflash", "lookup", "dflash+lookup"]
 
 _KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+_INEXACT_ROWS = 2  # of a verify where no number would make it exact
 _OVERRIDING_MATCH = 12  # tokens; what follows so long a match is right four times of five, deep in a block too
 
 
@@ -28,13 +29,14 @@ class Models:
     """Everything of a bundle that computes, ready to run on this machine."""
 
     settings: Settings
-    target: OpenVinoTarget
-    head: OpenVinoHead
-    drafter: OpenVinoDrafter | None
+    target: CachedTarget
+    head: FullHead
+    drafter: Drafter | None
     dflash: DFlashProposer | None
     proposer: Proposer  # `dflash`, prompt lookup or both
     drafting: Drafting  # which of them
     minimum_rows: int  # the fewest rows a verify may have and still be exact
+    difference: float  # of logits between row counts, at most; 0: bit-exact
 
     def measure(self, repeats: int) -> Tuning:
         """Measure the cost of every width, medians of `repeats` calls; leaves target and drafter without context."""
@@ -44,7 +46,13 @@ class Models:
             draft = measure_draft(self.dflash, self.drafter.spec.feature_width, repeats)
         verify = measure_verify(self.target, self.head, widths, repeats)
         self.target.reset()
-        return Tuning(settings=self.settings, minimum_rows=self.minimum_rows, verify=verify, draft=draft)
+        return Tuning(
+            settings=self.settings,
+            minimum_rows=self.minimum_rows,
+            difference=self.difference,
+            verify=verify,
+            draft=draft,
+        )
 
 
 def load_models(
@@ -52,22 +60,22 @@ def load_models(
 ) -> tuple[Models, Tuning]:
     """Load a bundle; the first load with given settings also tests and measures, later ones read what was found."""
     drafting = choose_drafting(bundle.manifest, drafting)
-    core, embeddings = ov.Core(), Embeddings(bundle)
+    backend, embeddings = backend_for(bundle.manifest), Embeddings(bundle)
     path = tuning_path(bundle, settings)
     tuning = read_tuning(path)
-    exact, target, head, rows = _load_exact(core, bundle, embeddings, settings, max_context, tuning)
+    exact, target, head, rows, difference = _load_exact(backend, bundle, embeddings, settings, max_context, tuning)
     drafter, dflash = None, None
     proposer: Proposer = LookupProposer()
     if drafting != "lookup":
-        own = _own_settings(core, bundle, "drafter", exact)
-        drafter = OpenVinoDrafter(core, bundle, embeddings, own.properties(), own.kv_precision, max_context)
-        draft_head = OpenVinoDraftHead(core, bundle, _own_settings(core, bundle, "draft_head", exact).properties())
+        own = _own_settings(backend, bundle, "drafter", exact)
+        drafter = Drafter(backend, bundle, embeddings, own, max_context)
+        draft_head = DraftHead(backend, bundle, _own_settings(backend, bundle, "draft_head", exact))
         proposer = dflash = DFlashProposer(drafter, draft_head, head)
         if drafting == "dflash+lookup":
             proposer = OverrideProposer(dflash, LookupProposer(_OVERRIDING_MATCH))
-    models = Models(exact, target, head, drafter, dflash, proposer, drafting, rows)
+    models = Models(exact, target, head, drafter, dflash, proposer, drafting, rows, difference)
     if tuning is None or (dflash is not None and not tuning.draft):  # measured without the drafter
-        tuning = models.measure(repeats=1)
+        tuning = models.measure(repeats=5)
         write_tuning(path, tuning)
     return models, tuning
 
@@ -89,25 +97,31 @@ def default_context(manifest: Manifest, settings: Settings) -> int:
     return max(512, min(32768, spec.max_positions, physical_memory() // 4 // per_token))
 
 
-def _own_settings(core: ov.Core, bundle: Bundle, graph: str, settings: Settings) -> Settings:
+def _own_settings(backend: Backend, bundle: Bundle, graph: str, settings: Settings) -> Settings:
     """The settings of a graph that may be stored in another format than the target."""
-    return choose_settings(core, bundle.manifest.graphs[graph].weight_format, settings.threads or None)
+    return backend.choose_settings(bundle.manifest.graphs[graph].weight_format, settings.threads or None)
 
 
 def _load_exact(
-    core: ov.Core, bundle: Bundle, embeddings: Embeddings, settings: Settings, max_context: int, tuning: Tuning | None
-) -> tuple[Settings, OpenVinoTarget, OpenVinoHead, int]:
-    """Load target and head; when they fail the exactness self-test, once more without dynamic quantization."""
-    attempts = (tuning.settings,) if tuning else (settings, settings.without_quantization())
-    for attempt in dict.fromkeys(attempts):
-        target = OpenVinoTarget(core, bundle, embeddings, attempt.properties(), attempt.kv_precision, max_context)
-        own = _own_settings(core, bundle, "head", attempt)
-        head = OpenVinoHead(
-            core, bundle, (own if attempt.quantization_group else own.without_quantization()).properties()
-        )
+    backend: Backend,
+    bundle: Bundle,
+    embeddings: Embeddings,
+    settings: Settings,
+    max_context: int,
+    tuning: Tuning | None,
+) -> tuple[Settings, CachedTarget, FullHead, int, float]:
+    """Load target and head; when they fail the exactness self-test, with the backend's next settings."""
+    for attempt in (tuning.settings,) if tuning else backend.attempts(settings):
+        target = CachedTarget(backend, bundle, embeddings, attempt, max_context)
+        own = _own_settings(backend, bundle, "head", attempt)
+        head = FullHead(backend, bundle, own if attempt.quantization_group else own.without_quantization())
+        if tuning:
+            return attempt, target, head, tuning.minimum_rows, tuning.difference
         vocabulary = bundle.manifest.target.vocab_size
-        if rows := tuning.minimum_rows if tuning else smallest_exact_rows(target, head, vocabulary):
-            return attempt, target, head, rows
+        if rows := smallest_exact_rows(target, head, vocabulary):
+            return attempt, target, head, rows, 0.0
+    if not backend.is_strict:
+        return attempt, target, head, _INEXACT_ROWS, largest_difference(target, head, vocabulary)
     raise BundleError(
         "on this CPU the result of a row depends on how many rows are computed together, so decoding with and without "
         "drafts could differ; load the bundle with precision f32, or export it in another weight format"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .openvino_models import OpenVinoDrafter, OpenVinoDraftHead
+from .models import Drafter, DraftHead
 from .protocols import FloatRows, Head, Proposal, Rows
 
 _MOST_WAITING = 256  # rows of features kept until the next draft
@@ -19,7 +19,7 @@ class DFlashProposer:
 
     _MISSES = 0.02  # share of emitted tokens outside the draft vocabulary that calls for the full head
 
-    def __init__(self, drafter: OpenVinoDrafter, draft_head: OpenVinoDraftHead | None, head: Head) -> None:
+    def __init__(self, drafter: Drafter, draft_head: DraftHead | None, head: Head) -> None:
         self._drafter, self._draft_head, self._head = drafter, draft_head, head
         self.block_size = drafter.spec.block_size
         self._waiting: list[FloatRows] = []

@@ -1,6 +1,6 @@
 """What the decode loop needs of a backend: NumPy arrays in, NumPy arrays out.
 
-The loop is written against these protocols only; `openvino_models.py` implements them.
+The loop is written against these protocols only; `models.py` implements them.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from dflash_graphs.errors import RequestError
@@ -19,7 +19,7 @@ class ChatSession:
         self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.last = Result()
 
-    def stream(self, text: str, config: GenerationConfig | None = None) -> Iterator[str]:
+    def stream(self, text: str, config: GenerationConfig | None = None) -> Generator[str, None, None]:
         """Say `text` and yield the answer; an answer cut short stays in the conversation as far as it came.
 
         A message that is refused, for instance because the conversation outgrows the context, is not kept.
@@ -44,7 +44,7 @@ class ChatSession:
         """Forget the conversation; the system message stays."""
         self.messages = [m for m in self.messages if m["role"] == "system"]
 
-    def _answer(self, messages: list[dict[str, Any]], config: GenerationConfig | None) -> Iterator[str]:
+    def _answer(self, messages: list[dict[str, Any]], config: GenerationConfig | None) -> Generator[str, None, None]:
         self.last = Result()
         ids = self.engine.encode(messages, **self.options)
         try:

@@ -13,24 +13,23 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 
 import numpy as np
-import openvino as ov
 from dflash_graphs.errors import RequestError
 from dflash_graphs.specs import CHUNK
 from numpy.typing import NDArray
 
+from .backends import backend_for
 from .bundle import bundle_key
 from .certificate import Certificate, Finding, merge
 from .context import Context
 from .engine import Engine
 from .loading import Models
 from .loop import Decoder, Greedy, Round, Sampler
-from .paged import BLOCK
 from .proof import Comparer, Difference, KnowingProposer, RandomWidth, Recorder
 from .protocols import Proposer
 from .selftest import row_outputs, smallest_exact_rows
 from .width import FixedWidth, WidthPolicy
 
-_ALIGNED = 2 * BLOCK  # rows of the alignment test: past a chunk of the recurrence and a block of the cache
+_ALIGNED = 4 * CHUNK  # rows of the alignment test: past a chunk of the recurrence and a block of a paged cache
 
 
 def kinds_of_drafts(engine: Engine) -> tuple[str, ...]:
@@ -80,12 +79,13 @@ def draft_independence(engine: Engine, prompt: str, ids: Sequence[int], tokens: 
 def certify(engine: Engine, prompts_sha256: str, findings: Sequence[Finding], is_complete: bool) -> Certificate:
     """Put findings together with what they hold for; measures the smallest exact row count."""
     manifest, models = engine.bundle.manifest, engine.models
+    backend = backend_for(manifest)
     return Certificate(
         bundle=bundle_key(manifest),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        cpu=str(ov.Core().get_property("CPU", "FULL_DEVICE_NAME")),
+        cpu=backend.cpu_name(),
         platform=platform.platform(),
-        versions={name: _version(name) for name in ("dflash-openvino", "openvino", "numpy")},
+        versions={name: _version(name) for name in ("dflash-openvino", backend.package, "numpy")},
         settings=asdict(models.settings),
         smallest_exact_rows=smallest_exact_rows(models.target, models.head, manifest.target.vocab_size),
         prompts_sha256=prompts_sha256,

@@ -13,13 +13,21 @@ from dflash_runtime.proof import KnowingProposer, RandomWidth
 from dflash_runtime.verify import draft_independence, self_tests
 from dflash_runtime.width import FixedWidth
 
-FORMATS = ("f32", "bf16", "int8")
+BACKENDS = ("openvino", "onnx")
+FORMATS = [
+    ("f32", "openvino"),
+    ("bf16", "openvino"),
+    ("int8", "openvino"),
+    ("f32", "onnx"),
+    ("int8", "onnx"),
+    ("int4", "onnx"),
+]
 PROMPTS, TOKENS = (0, 2, 6), 64  # one prompt of each domain
 
 
-@pytest.fixture(scope="module", params=FORMATS)
-def any_engine(request: pytest.FixtureRequest, small_bundle: Callable[[str], Path]) -> Engine:
-    return load(small_bundle(request.param), max_context=1024)
+@pytest.fixture(scope="module", params=FORMATS, ids="-".join)
+def any_engine(request: pytest.FixtureRequest, small_bundle: Callable[..., Path]) -> Engine:
+    return load(small_bundle(*request.param), max_context=1024)
 
 
 def test_every_kind_of_draft_gives_the_tokens_logits_and_state_of_plain_decoding(
@@ -67,5 +75,8 @@ def test_state_after_every_partial_acceptance_is_that_of_a_cold_run(
     assert partial >= 5
 
 
-def test_golden_tokens_and_acceptance(engine: Engine, departures: Callable[[Engine], list[str]]) -> None:
-    assert departures(engine) == []
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_golden_tokens_and_acceptance(
+    backend: str, small_bundle: Callable[..., Path], departures: Callable[[Engine], list[str]]
+) -> None:
+    assert departures(load(small_bundle("f32", backend), max_context=1024)) == []

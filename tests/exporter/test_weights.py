@@ -5,8 +5,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnxruntime as ort
 import openvino as ov
 import pytest
+from dflash_exporter.backends import BACKENDS
 from dflash_exporter.checkpoint import Checkpoint, Tensor
 from dflash_exporter.weights import CheckpointWeights
 from dflash_graphs.errors import CheckpointError, ExportError, UnsupportedError
@@ -35,24 +37,32 @@ def random(dtype: Any = np.float32) -> dict[str, Array]:
     return {n: (generator.standard_normal(s, dtype=np.float32) * 0.05).astype(dtype) for n, s in SHAPES.items()}
 
 
-def written(folder: Path, tensors: dict[str, Tensor], weight_format: str) -> tuple[Path, dict[str, Any]]:
+def written(
+    folder: Path, tensors: dict[str, Tensor], weight_format: str, backend: str = "openvino"
+) -> tuple[Path, dict[str, Any]]:
     """Write one product per tensor; return the file and the bits of each."""
-    ops, weights = OpenVinoOps("test"), CheckpointWeights(tensors, weight_format)
+    ops = BACKENDS[backend]().emitter("test")
+    weights = CheckpointWeights(tensors, weight_format, blocked=BACKENDS[backend]().blocked)
     bits = {}
     for name, tensor in tensors.items():
         matrix = weights.matrix(name)
         bits[name] = matrix.bits
-        ops.output(f"{name}.out", ops.linear(ops.input(name, [tensor.shape[1], tensor.shape[1]]), matrix))
-    path = folder / "openvino_model.xml"
+        product = ops.linear(ops.input(name, [tensor.shape[1], tensor.shape[1]]), matrix)
+        ops.output(f"{name}.out", product, tensor.shape[::-1])
+    path = folder / ops.FILE
     ops.save(path)
     counted: list[int] = []
-    weights.fill(path, counted.append)
+    weights.fill(*ops.constants(path), counted.append)
     assert sum(counted) == weights.nbytes
     return path, bits
 
 
 def read_back(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
     """Multiply identities, in f32 and without dynamic quantization: the dequantised weights themselves."""
+    if path.suffix == ".onnx":
+        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        outputs = session.run(None, {name: np.eye(s[1], dtype=np.float32) for name, s in shapes.items()})
+        return {name: output.T for name, output in zip(shapes, outputs, strict=True)}
     hints = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
     results = ov.compile_model(path, "CPU", hints)({name: np.eye(s[1], dtype=np.float32) for name, s in shapes.items()})
     return {name: results[f"{name}.out"].T for name in shapes}
@@ -60,9 +70,10 @@ def read_back(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array
 
 @pytest.mark.parametrize("weight_format", ERROR)
 @pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16, np.float16])
-def test_values_come_back(tmp_path: Path, weight_format: str, stored: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_come_back(tmp_path: Path, weight_format: str, stored: Any, backend: str) -> None:
     original = random(stored)
-    path, _ = written(tmp_path, write(tmp_path, original), weight_format)
+    path, _ = written(tmp_path, write(tmp_path, original), weight_format, backend)
     for name, found in read_back(path, SHAPES).items():
         wanted = original[name].astype(np.float32)
         error = np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2))
@@ -118,7 +129,7 @@ def test_a_graph_that_changes_a_blank_is_an_error(tmp_path: Path) -> None:
     ops.output("y", ops.add(ops.input("x", [64, 256]), ops.constant(weights.matrix("a").values + 1)))
     ops.save(tmp_path / "openvino_model.xml")
     with pytest.raises(ExportError, match="does not hold a"):
-        weights.fill(tmp_path / "openvino_model.xml", lambda count: None)
+        weights.fill(*ops.constants(tmp_path / "openvino_model.xml"), lambda count: None)
 
 
 def test_int8_without_nncf_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,13 @@ from tests.parity.checkpoints import VOCABULARY, write_drafter, write_target
 DATA = Path(__file__).parent.parent / "data" / "parity.npz"
 
 
+BACKENDS = ("openvino", "onnx")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("index", [0, 1])
-def test_draft_logits_equal_the_recorded_ones(small_bundle: Any, index: int) -> None:
-    engine = load(small_bundle("f32"), threads=2, max_context=512)
+def test_draft_logits_equal_the_recorded_ones(small_bundle: Any, index: int, backend: str) -> None:
+    engine = load(small_bundle("f32", backend), threads=2, max_context=512)
     recorded = np.load(DATA)
     features, block = recorded[f"ctx_features_{index}"], recorded[f"block_ids_{index}"]
     drafter = engine.models.drafter
@@ -73,6 +77,7 @@ _SLIDING: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("config", "masks"),
     [
@@ -82,13 +87,17 @@ _SLIDING: dict[str, Any] = {
     ],
     ids=["full", "causal", "sliding"],
 )
-def test_masks_equal_a_plain_forward_pass(config: Any, masks: Any, tmp_path: Path, pair_folder: Path) -> None:
+def test_masks_equal_a_plain_forward_pass(
+    config: Any, masks: Any, backend: str, tmp_path: Path, pair_folder: Path
+) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     write_target("llama", tmp_path / "target", pair_folder / "target")
     write_drafter(tmp_path / "drafter", 4, [0, 1, 2], **config)
     paths = {"target": tmp_path / "target", "drafter": tmp_path / "drafter", "output": tmp_path / "bundle"}
-    engine = load(export(ExportRequest(**paths, weight_format="f32")), threads=2, max_context=128)
-    tensors = {n: t.astype(np.float64) for n, t in safetensors.load_file(tmp_path / "drafter/model.safetensors").items()}
+    engine = load(export(ExportRequest(**paths, weight_format="f32", backend=backend)), threads=2, max_context=128)
+    tensors = {
+        n: t.astype(np.float64) for n, t in safetensors.load_file(tmp_path / "drafter/model.safetensors").items()
+    }
     embeddings = safetensors.load_file(tmp_path / "target/model.safetensors")["model.embed_tokens.weight"]
     features = np.random.default_rng(0).standard_normal((40, 96 * 3)).astype(np.float32)
     drafter = engine.models.drafter

@@ -18,17 +18,17 @@ TAPS = [0, 1, 2]
 TOKENS = 90
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=list(itertools.product(MODELS, ("openvino", "onnx"))), ids="-".join)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, pair_folder: Path
 ) -> tuple[Any, Engine]:
-    folder = tmp_path_factory.mktemp(request.param)
-    model = write_target(request.param, folder / "target", pair_folder / "target")
+    name, backend = request.param
+    folder = tmp_path_factory.mktemp(name)
+    model = write_target(name, folder / "target", pair_folder / "target")
     write_drafter(folder / "drafter", model.config.num_hidden_layers, TAPS)
-    request_ = ExportRequest(
-        target=folder / "target", drafter=folder / "drafter", output=folder / "bundle", weight_format="f32"
-    )
-    return model, load(export(request_), threads=2, max_context=256)
+    paths = {"target": folder / "target", "drafter": folder / "drafter", "output": folder / "bundle"}
+    bundle = export(ExportRequest(**paths, weight_format="f32", backend=backend))
+    return model, load(bundle, threads=2, max_context=256)
 
 
 @pytest.mark.parametrize("sizes", [(16,), (2,), (1,), (5, 16, 3, 11), (7, 9, 13)], ids=str)

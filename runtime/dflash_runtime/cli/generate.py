@@ -78,6 +78,7 @@ def _report(engine: Engine, result: Result) -> dict[str, Any]:
             "acceptance_length": statistics.acceptance_length(rounds),
             "survival": statistics.survival(rounds),
         },
+        "is_exact": engine.is_exact,
         "settings": asdict(engine.models.settings),
     }
 
@@ -85,8 +86,10 @@ def _report(engine: Engine, result: Result) -> dict[str, Any]:
 def figures(engine: Engine, result: Result) -> str:
     """Say in a line how a request went."""
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(engine.models.settings).items())
+    difference = engine.models.difference
+    exact = "" if engine.is_exact else f"; not bit-exact: row counts change logits by up to {difference:.1e}"
     return (
         f"{len(result.token_ids)} tokens, {result.tokens_per_second:.1f} tokens/s, "
         f"first token after {result.timings.first_token:.3f} s, "
-        f"acceptance length {statistics.acceptance_length(result.rounds):.2f} ({settings})"
+        f"acceptance length {statistics.acceptance_length(result.rounds):.2f} ({settings}){exact}"
     )

@@ -86,7 +86,7 @@ def _ports(graph: Graph) -> Iterator[str]:
 
 def _alike(ports: Iterable[Port]) -> Iterator[tuple[str, int, Port]]:
     """Merge the ports that differ in the layer number alone (`key.3`, `key.7`)."""
-    merged: dict[tuple[str, str, tuple[int, ...]], list[Port]] = {}
+    merged: dict[tuple[str, str, tuple[int | str, ...]], list[Port]] = {}
     for port in ports:
         merged.setdefault((port.name.partition(".")[0], port.dtype, port.shape), []).append(port)
     for (stem, _, _), same in merged.items():

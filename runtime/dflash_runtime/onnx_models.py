@@ -1,0 +1,143 @@
+"""The graphs of a bundle on ONNX Runtime's CPU provider.
+
+One session per graph serves every row count. All memory is NumPy's, bound once: nothing is allocated per call and no
+output is copied. Caches grow with the context, because attention costs what the cache is long.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from dflash_graphs.errors import RequestError
+from dflash_graphs.manifest import TOKENS, Graph
+from numpy.typing import NDArray
+
+from .bundle import Bundle
+from .device import Settings, cpu_name
+
+_STEP = 128  # cached positions a cache grows by
+_PAIR = 2  # rows that kernels for integer weights compute together
+_BLOCK = 128  # columns at most that share a scale, also that of the activations, in integer products
+
+
+class SessionGraph:
+    """A session with its bound memory; implements `backends.Graph`.
+
+    Rows are padded to a `multiple` with copies of the last, which nobody sees: kernels for integer weights compute rows
+    in pairs and a last odd one otherwise, with other bits as the result.
+    """
+
+    def __init__(self, path: str, threads: int, multiple: int) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # threads of other sessions need the cores
+        self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._binding = self._session.io_binding()
+        self._token_inputs = {port.name for port in self._session.get_inputs() if port.shape[0] == TOKENS}
+        self._token_outputs = {p.name: tuple(p.shape[1:]) for p in self._session.get_outputs() if p.shape[0] == TOKENS}
+        self._bound: dict[str, NDArray[Any]] = {}
+        self._multiple, self._rows, self._run_rows = multiple, 0, 0
+
+    def bind(self, name: str, array: NDArray[Any]) -> None:
+        if name in self._token_inputs:
+            self._rows = len(array)
+            if missing := -len(array) % self._multiple:
+                array = np.concatenate([array, array[-1:].repeat(missing, axis=0)])
+        self._bind(self._binding.bind_input, name, array)
+
+    def bind_output(self, name: str, array: NDArray[Any]) -> None:
+        self._bind(self._binding.bind_output, name, array)
+
+    def _bind(self, method: Any, name: str, array: NDArray[Any]) -> None:
+        self._bound[name] = array
+        method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def run(self) -> None:
+        rows = self._rows + -self._rows % self._multiple
+        if rows != self._run_rows:
+            for name, shape in self._token_outputs.items():
+                self.bind_output(name, np.empty((rows, *shape), np.float32))
+            self._run_rows = rows
+        self._session.run_with_iobinding(self._binding)
+
+    def output(self, name: str) -> NDArray[Any]:
+        array = self._bound[name]
+        return array[: self._rows] if name in self._token_outputs else array
+
+
+class DenseCache:
+    """Keys and values in the layout of `dflash_graphs.cached_attention`, updated in place by the graph."""
+
+    def __init__(self, graph: SessionGraph, ports: Graph) -> None:
+        self._graph, self._size = graph, 0
+        names = {port.name: port.shape for port in ports.inputs if port.name.startswith(("past_key.", "past_value."))}
+        self._arrays = {
+            name.removeprefix("past_"): np.zeros((1, int(shape[1]), 0, int(shape[3])), np.float32)
+            for name, shape in names.items()
+        }
+
+    def place(self, past: int, rows: int) -> None:
+        needed = past + rows + 1  # one more where rows are run in pairs
+        if not self._size // 4 < needed <= self._size:
+            self._resize(-(-needed // _STEP) * _STEP)
+
+    def _resize(self, size: int) -> None:
+        kept = min(size, self._size)
+        for name, old in self._arrays.items():
+            new = np.zeros((*old.shape[:2], size, old.shape[3]), np.float32)
+            new[:, :, :kept] = old[:, :, :kept]
+            self._arrays[name] = new
+            self._graph.bind(f"past_{name}", new)
+            self._graph.bind_output(f"present_{name}", new)
+        self._graph.bind("cache_positions", np.arange(size, dtype=np.int32))
+        self._size = size
+
+    def write(self, name: str, start: int, rows: NDArray[Any]) -> None:
+        self.place(start, len(rows))
+        cache = self._arrays[name][0]  # [parts * kv_heads, P, head_dim / parts]
+        split = rows.reshape(*rows.shape[:2], -1, cache.shape[2]).transpose(2, 1, 0, 3)
+        cache[:, start : start + len(rows)] = split.reshape(len(cache), len(rows), -1)
+
+
+class OnnxBackend:
+    """Implements `backends.Backend`."""
+
+    package = "onnxruntime"
+    is_strict = False
+
+    def version(self) -> str:
+        return str(ort.__version__)
+
+    def cpu_name(self) -> str:
+        return cpu_name()
+
+    def choose_settings(self, weight_format: str, threads: int | None, precision: str | None = None) -> Settings:
+        if precision not in (None, "f32"):
+            raise RequestError(f"ONNX Runtime computes in f32 on CPUs; {precision!r} needs an OpenVINO bundle")
+        if threads is not None and threads < 1:
+            raise RequestError(f"threads must be at least 1, not {threads}")
+        return Settings(
+            precision="f32",
+            kv_precision="f32",
+            quantization_group=_BLOCK if weight_format.startswith("int") else 0,
+            threads=min(threads, os.cpu_count() or threads) if threads else 0,
+        )
+
+    def attempts(self, settings: Settings) -> tuple[Settings, ...]:
+        return (settings,)  # the graphs say how to compute
+
+    def graph(self, bundle: Bundle, name: str, settings: Settings) -> SessionGraph:
+        multiple = _PAIR if bundle.manifest.graphs[name].weight_format.startswith("int") else 1
+        return SessionGraph(str(bundle.graph(name)), settings.threads, multiple)
+
+    def attention_graph(
+        self, bundle: Bundle, name: str, settings: Settings, capacity: int
+    ) -> tuple[SessionGraph, DenseCache]:
+        graph = self.graph(bundle, name, settings)
+        return graph, DenseCache(graph, bundle.manifest.graphs[name])
+
+
+def backend() -> OnnxBackend:
+    return OnnxBackend()
