@@ -10,7 +10,7 @@ from .backends import Backend, backend_for
 from .bundle import Bundle, Embeddings
 from .device import Settings
 from .lookup import LookupProposer, OverrideProposer
-from .memory import physical_memory
+from .memory import physical_memory, releasing_mapped
 from .models import CachedTarget, Drafter, DraftHead, FullHead
 from .proposers import DFlashProposer
 from .protocols import Proposer
@@ -63,16 +63,17 @@ def load_models(
     backend, embeddings = backend_for(bundle.manifest), Embeddings(bundle)
     path = tuning_path(bundle, settings)
     tuning = read_tuning(path)
-    exact, target, head, rows, difference = _load_exact(backend, bundle, embeddings, settings, max_context, tuning)
-    drafter, dflash = None, None
-    proposer: Proposer = LookupProposer()
-    if drafting != "lookup":
-        own = _own_settings(backend, bundle, "drafter", exact)
-        drafter = Drafter(backend, bundle, embeddings, own, max_context)
-        draft_head = DraftHead(backend, bundle, _own_settings(backend, bundle, "draft_head", exact))
-        proposer = dflash = DFlashProposer(drafter, draft_head, head)
-        if drafting == "dflash+lookup":
-            proposer = OverrideProposer(dflash, LookupProposer(_OVERRIDING_MATCH))
+    with releasing_mapped(bundle.folder):
+        exact, target, head, rows, difference = _load_exact(backend, bundle, embeddings, settings, max_context, tuning)
+        drafter, dflash = None, None
+        proposer: Proposer = LookupProposer()
+        if drafting != "lookup":
+            own = _own_settings(backend, bundle, "drafter", exact)
+            drafter = Drafter(backend, bundle, embeddings, own, max_context)
+            draft_head = DraftHead(backend, bundle, _own_settings(backend, bundle, "draft_head", exact))
+            proposer = dflash = DFlashProposer(drafter, draft_head, head)
+            if drafting == "dflash+lookup":
+                proposer = OverrideProposer(dflash, LookupProposer(_OVERRIDING_MATCH))
     models = Models(exact, target, head, drafter, dflash, proposer, drafting, rows, difference)
     if tuning is None or (dflash is not None and not tuning.draft):  # measured without the drafter
         tuning = models.measure(repeats=5)

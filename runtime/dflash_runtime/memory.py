@@ -4,9 +4,13 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _MADV_DONTNEED = 4
+_INTERVAL = 0.1  # seconds
 
 
 def physical_memory() -> int:
@@ -17,12 +21,30 @@ def physical_memory() -> int:
         return 8 << 30
 
 
-def release_mapped(folder: Path) -> None:
-    """Give back the resident pages of files mapped from `folder`; they are read again if ever needed.
+@contextmanager
+def releasing_mapped(folder: Path) -> Iterator[None]:
+    """Keep giving back the resident pages of files mapped from `folder`; they are read again if ever needed.
 
-    OpenVINO keeps the weight file mapped after it has packed the weights, which doubles the memory for nothing.
+    OpenVINO packs the weights in its first call and keeps their file mapped, which doubles the memory for nothing.
     Only Linux needs and supports this; elsewhere it does nothing.
     """
+    done = threading.Event()
+
+    def release() -> None:
+        while not done.wait(_INTERVAL):
+            _release(folder)
+
+    thread = threading.Thread(target=release, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        _release(folder)
+
+
+def _release(folder: Path) -> None:
     if not sys.platform.startswith("linux"):
         return
     prefix = f"{folder.resolve()}{os.sep}"

@@ -13,7 +13,6 @@ from dflash_graphs.specs import CHUNK
 from .backends import Backend
 from .bundle import Bundle, Embeddings
 from .device import Settings
-from .memory import release_mapped
 from .protocols import FloatRows, Logits, Rows, Snapshot, Tokens
 from .recurrent import RecurrentLayer
 
@@ -40,7 +39,6 @@ class CachedTarget:
             self._layers = [RecurrentLayer(self._graph, i, spec.delta) for i in spec.delta_layers]
         self._has_features = bundle.manifest.drafter is not None
         self.verify([0] * 2)  # weights are packed at the first call, if not before; now, not in the first request
-        release_mapped(bundle.folder)
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         rows = len(tokens)
@@ -94,7 +92,6 @@ class FullHead:
     def __init__(self, backend: Backend, bundle: Bundle, settings: Settings) -> None:
         self._graph = backend.graph(bundle, "head", settings)
         self(np.zeros((2, bundle.manifest.target.hidden_size), np.float32))
-        release_mapped(bundle.folder)
 
     def __call__(self, hidden: FloatRows) -> Logits:
         self._graph.bind("hidden", hidden)
@@ -112,7 +109,6 @@ class DraftHead:
         logits = next(port for port in bundle.manifest.graphs["draft_head"].outputs if port.name == "logits")
         self.vocabulary = int(logits.shape[1])
         self(np.zeros((2, bundle.manifest.target.hidden_size), np.float32))
-        release_mapped(bundle.folder)
 
     def __call__(self, hidden: FloatRows) -> tuple[Tokens, FloatRows]:
         """Return the likeliest token of each row and its probability, both [T]."""
@@ -140,7 +136,6 @@ class Drafter:
         self.extend(np.zeros((2, spec.feature_width), np.float32))
         self.block(0, 2)
         self.rewind(0)
-        release_mapped(bundle.folder)
 
     def extend(self, features: FloatRows) -> None:
         """Add the context rows of newly committed positions; features [T, taps * hidden]."""

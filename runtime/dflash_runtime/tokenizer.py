@@ -97,7 +97,7 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def to_json(self) -> str:
-        """The tokenizer in the JSON form of `tokenizers`, as it is used here: split pattern, no truncation, no padding."""
+        """The tokenizer in the JSON form of `tokenizers`, as used here: split pattern, no truncation, no padding."""
         return self._backend.to_str()
 
     def token_to_id(self, token: str) -> int | None:
