@@ -89,3 +89,10 @@ def test_a_round_by_hand_emits_what_the_engine_emits(
         config = GenerationConfig(max_new_tokens=len(tokens), ignore_eos=True)
         assert load(bundle, max_context=64).generate(ids, config).token_ids == tokens
         assert drafts[: len(tokens) - 2] == tokens[1:-1]
+
+
+def test_the_other_commands_take_the_bundle(small_bundle: Bundles) -> None:
+    bundle = str(small_bundle("int8", "onnx"))
+    for command in (["show"], ["doctor"], ["tune"], ["verify", "--tokens", "4"]):
+        done = CliRunner().invoke(main, [*command, bundle])
+        assert done.exit_code == 0, done.output

@@ -14,7 +14,11 @@ TOKENS = 4000
 
 def _costs(slope: float, draft: float) -> tuple[Callable[[int], float], Callable[[int], float]]:
     """Verify and draft seconds by row count; one plain round takes a second."""
-    return (lambda rows: 1.0 + slope * max(0, rows - 2)), (lambda rows: draft * (1.0 + 0.05 * rows) if rows > 1 else 0.0)
+
+    def drafting(rows: int) -> float:
+        return draft * (1.0 + 0.05 * rows) if rows > 1 else 0.0
+
+    return (lambda rows: 1.0 + slope * max(0, rows - 2)), drafting
 
 
 def _text(kind: str, random: np.random.Generator, at: int) -> np.ndarray:
