@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_tune_sweeps_block_sizes_on_prompts(bundle: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tune, "_REPEATS", 1)
     monkeypatch.setattr(tune, "_SAMPLES", 1)
     shown = run("tune", bundle, "--prompts", BUILT_IN)
-    assert "tokens/s by block size  plain  " in shown.stdout and "measured on the prompts" in shown.stdout
+    assert re.search(r"tokens/s by block size +plain ", shown.stdout) and "measured on the prompts" in shown.stdout
     assert run("tune", bundle, "--threads", "0").exit_code == 2
     assert run("tune", bundle, "--precision", "f31").exit_code == 2
 

@@ -3,6 +3,7 @@
 import os
 import select
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -88,6 +89,7 @@ class Terminal:
         self._shown = ""
         self.process, self.fd = pty.fork()
         if self.process == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in what a shell runs in the background
             os.execv(command[0], command)
 
     def type(self, text: str) -> None:

@@ -188,7 +188,9 @@ def test_broken_bundles_are_refused(copy: Path, damage: Callable[[Path], str]) -
 @pytest.mark.skipif(os.name == "nt", reason="signals and pipes of POSIX")
 def test_interrupt_and_closed_pipe(bundle: Path) -> None:
     command = [*MODULE, "generate", bundle, PROMPT, "--ignore-eos", "--no-draft", "-n", "4000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # a test run in the background of a shell hands down a SIGINT that is ignored
+    process = subprocess.Popen(command, **pipes, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdout is not None and process.stdout.read(1)  # it is decoding
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
