@@ -201,8 +201,9 @@ def plan(given: dict[str, Any], threads: int) -> list[Run]:
     stops = next(json.loads(file.read_text())["eos_token_id"] for file in files if file.exists())
     common = {"threads": threads, "max_new_tokens": given["max_new_tokens"], "server": str(server)}
     common["stop_token_ids"] = stops if isinstance(stops, list) else [stops]
+    ours = [(f"dflash-openvino, {path.name}", load_dflash, here, path, path, None) for path in given["bundle"]]
     for engine, load, python, target, drafter, count in (
-        ("dflash-openvino", load_dflash, here, given["bundle"], given["bundle"], None),
+        *ours,
         ("openvino-genai", load_genai, given["genai_python"], given["genai_target"], given["genai_drafter"], "genai"),
         ("vLLM, bf16", load_vllm, given["vllm_python"], given["target"], given["drafter"], "vllm"),
         ("llama.cpp", load_llama, server and here, given["llama_target"], given["llama_drafter"], "llama"),
@@ -262,7 +263,7 @@ def table(runs: list[Run]) -> str:
 @click.option("--target", type=PATH, required=True, help="Checkpoint folder, also read by vLLM.")
 @click.option("--drafter", type=PATH, help="Checkpoint folder, read by vLLM.")
 @click.option("--prompts", type=PATH, required=True, help="JSON lines: domain, kind, prompt (or text), ready-made.")
-@click.option("--bundle", type=PATH, help="Bundle of this project's engine.")
+@click.option("--bundle", type=PATH, multiple=True, help="Bundle of this project's engine; repeatable.")
 @click.option("--genai-python", type=PATH, help="Python with openvino-genai.")
 @click.option("--genai-target", type=PATH, help="Exported folder.")
 @click.option("--genai-drafter", type=PATH, help="Exported folder.")

@@ -42,7 +42,8 @@ class CompiledGraph:
         self._request.set_tensor(self._outputs[name], ov.Tensor(array, shared_memory=True))
 
     def run(self) -> None:
-        self._request.infer()
+        self._request.start_async()  # `infer` would copy every output: states and logits, tens of megabytes
+        self._request.wait()
 
     def output(self, name: str) -> NDArray[Any]:
         view: NDArray[Any] = self._request.get_tensor(self._outputs[name]).data
