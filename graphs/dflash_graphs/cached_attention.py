@@ -4,7 +4,8 @@ A key stands in the column of its position from the start, so a row's result doe
 Ports of layer `i`: inputs `past_key.i` [1, parts * kv_heads, P, head_dim / parts] and `past_value.i` [1, kv_heads, P,
 head_dim]; outputs `present_key.i`, `present_value.i`, the same with the rows of the call, to be bound to the same
 memory. `cache_positions` i32 [P] holds 0, 1, …; P exceeds the position of the call's last row and is best a multiple of
-128. What stands at later positions is ignored as long as it is finite.
+128. What stands at later positions is ignored as long as it is finite. Where a kernel takes over (plain causal layers
+with short keys) that port is missing, and P may be anything large enough.
 
 Keys of more than 128 entries are cut in parts whose products are added: the sum of a longer product is split at 128 or
 not depending on how many columns it is computed with (ONNX Runtime, x86), and a row would depend on P.
@@ -42,10 +43,19 @@ def cached_attention(
     groups, parts = spec.heads // spec.kv_heads, key_parts(spec.head_dim)
     start, width = ops.slice(at.ids, 0, 1, 0), spec.head_dim // parts
 
+    if causal and window is None and parts == 1:
+        shape: list[Dim] = [1, spec.kv_heads, capacity, spec.head_dim]
+        past = (ops.input(f"past_key.{layer}", shape), ops.input(f"past_value.{layer}", shape))
+        total = ops.add(start, ops.rows(at.ids))
+        out, *present = ops.causal_attention(query, key, value, past, total, spec)
+        for name, cache in zip(("key", "value"), present, strict=True):
+            ops.output(f"present_{name}.{layer}", cache, shape)
+        return out
+
     def stored(name: str, rows: Value, pieces: int) -> Value:
         count, size = pieces * spec.kv_heads, spec.head_dim // pieces
         rows = ops.transpose(ops.reshape(rows, [-1, spec.kv_heads, pieces, size]), [2, 1, 0, 3])
-        shape = [1, count, capacity, size]
+        shape: list[Dim] = [1, count, capacity, size]
         past = ops.input(f"past_{name}.{layer}", shape)
         cache = ops.store(past, ops.reshape(rows, [1, count, -1, size]), start)
         ops.output(f"present_{name}.{layer}", cache, shape)

@@ -66,7 +66,7 @@ def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: Dim)
         prefix = f"layers.{i}.self_attn"
         norm = f"{prefix}.k_norm" if attn.qk_norm else None
         key = heads(ops, context, weights, f"{prefix}.k_proj", attn.kv_heads, attn, spec.rms_eps, norm)
-        key = rotate(ops, key, at, attn.rope, attn.head_dim)
+        key = rotate(ops, key, at, attn.rope, attn.kv_heads, attn.head_dim)
         value = heads(ops, context, weights, f"{prefix}.v_proj", attn.kv_heads, attn, spec.rms_eps, None)
         ops.output(f"key.{i}", ops.reshape(key, [-1, attn.kv_width]), [-1, attn.kv_width])
         ops.output(f"value.{i}", ops.reshape(value, [-1, attn.kv_width]), [-1, attn.kv_width])

@@ -1,116 +1,30 @@
-"""Turns the operation vocabulary into an ONNX model with its weights in a file beside it.
+"""Turns the operation vocabulary into nodes of ONNX.
 
-Knows the ONNX opset and the contrib operators of ONNX Runtime (com.microsoft) that have no standard counterpart there:
-FusedMatMul (products of transposed operands), MatMulNBits (products with 4- and 8-bit weights), CausalConvWithState and
-LinearAttention (recurrent layers). Does not know any architecture. The numbers of token rows and of cached positions
-stay symbolic: one session serves every size.
+Knows the standard operators and the contrib ones of ONNX Runtime (com.microsoft) that have no counterpart among them:
+FusedMatMul (products of transposed operands), MatMulNBits (products with 4- and 8-bit weights), GroupQueryAttention,
+CausalConvWithState and LinearAttention (recurrent layers). Does not know any architecture. The numbers of token rows
+and of cached positions stay symbolic: one session serves every size.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Sequence
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
-from .manifest import TOKENS, Port
-from .specs import DeltaSpec
-from .vocabulary import Dim, Value
+from .onnx_graph import TYPES, OnnxGraph
+from .specs import AttentionSpec, DeltaSpec
+from .vocabulary import Value
 from .weights import Array, Matrix
 
-_OPSETS = {"": 24, "com.microsoft": 1}
-_PRODUCER = "dflash-openvino"
-_TYPES = {
-    "f32": TensorProto.FLOAT,
-    "f16": TensorProto.FLOAT16,
-    "bf16": TensorProto.BFLOAT16,
-    "i32": TensorProto.INT32,
-    "i64": TensorProto.INT64,
-    "bool": TensorProto.BOOL,
-}
-_ARRAYS = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-    "int32": TensorProto.INT32,
-    "int64": TensorProto.INT64,
-    "uint8": TensorProto.UINT8,
-}
-_INLINE = 1024  # bytes up to which a constant stands in the model itself
-_ALIGNMENT = 4096  # of weights in their file, so that they can be mapped
 _ACCURACY = 4  # activations in int8, a scale per block: 10 to 100 times as fast as floats, and as exact
 
 
-class OnnxOps:
+class OnnxOps(OnnxGraph):
     """Emitter for ONNX; implements `dflash_graphs.vocabulary.Emitter` and `KernelOps`."""
-
-    FILE: ClassVar[str] = "model.onnx"
-    VERSIONS: ClassVar[dict[str, str]] = {f"{domain or 'ai.onnx'} opset": str(n) for domain, n in _OPSETS.items()}
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._inputs: dict[str, Any] = {}
-        self._outputs: list[Any] = []
-        self._renamed: dict[str, str] = {}
-        self._nodes: list[Any] = []
-        self._known: dict[Any, list[str]] = {}
-        self._small: list[Any] = []
-        self._large: list[tuple[str, Array]] = []
 
     @property
     def kernels(self) -> "OnnxOps":
         return self
-
-    # ports and constants
-
-    def input(self, name: str, shape: Sequence[Dim], dtype: str = "f32") -> Value:
-        self._inputs.setdefault(name, helper.make_tensor_value_info(name, _TYPES[dtype], list(shape)))
-        return name
-
-    def output(self, name: str, value: Value, shape: Sequence[Dim]) -> None:
-        dims = [TOKENS if size == -1 else size for size in shape]
-        assert value not in self._renamed and value not in self._inputs
-        self._renamed[value] = name
-        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
-
-    def constant(self, array: Array) -> Value:
-        if array.nbytes > _INLINE:
-            return self._external(array, array.shape)
-        key = (array.tobytes(), array.dtype.name, array.shape)
-        if key not in self._known:
-            name = f"constant_{len(self._known)}"
-            kind = _ARRAYS[array.dtype.name]
-            self._small.append(helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True))
-            self._known[key] = [name]
-        return self._known[key][0]
-
-    def _external(self, array: Array, shape: Sequence[int]) -> Value:
-        name = f"weight_{len(self._large)}"
-        self._large.append((name, array.reshape(shape)))
-        return name
-
-    def label(self, name: str, value: Value) -> Value:
-        next(node for node in reversed(self._nodes) if value in node.output).name = name
-        return value
-
-    @contextmanager
-    def precise(self) -> Iterator[None]:
-        yield  # ONNX Runtime computes in the types of the graph
-
-    def _emit(
-        self, kind: str, inputs: Sequence[str], outputs: int = 1, domain: str = "", **attributes: Any
-    ) -> list[str]:
-        """Add a node unless there is one that computes the same."""
-        key = (kind, tuple(inputs), repr(attributes))
-        if key not in self._known:
-            name = f"{kind}_{len(self._nodes)}"
-            self._known[key] = [name] if outputs == 1 else [f"{name}.{i}" for i in range(outputs)]
-            node = helper.make_node(kind, inputs, self._known[key], name=name, domain=domain, **attributes)
-            self._nodes.append(node)
-        return self._known[key]
 
     # layers
 
@@ -182,7 +96,7 @@ class OnnxOps:
         return self._emit("Where", [condition, a, b])[0]
 
     def convert(self, x: Value, dtype: str) -> Value:
-        return self._emit("Cast", [x], to=_TYPES[dtype])[0]
+        return self._emit("Cast", [x], to=TYPES[dtype])[0]
 
     # products, reductions, movement
 
@@ -225,6 +139,25 @@ class OnnxOps:
     def store(self, cache: Value, rows: Value, start: Value) -> Value:
         return self._emit("TensorScatter", [cache, rows, self.convert(start, "i64")], axis=2)[0]
 
+    # kernels
+
+    def rotary(self, x: Value, cos: Value, sin: Value, dim: int, shape: tuple[int, int]) -> Value:
+        tables = [self.reshape(table, [1, -1, dim // 2]) for table in (cos, sin)]
+        inputs, part = [self.reshape(x, [1, -1, shape[0] * shape[1]]), *tables], 0 if dim == shape[1] else dim
+        rotated = self._emit("RotaryEmbedding", inputs, num_heads=shape[0], rotary_embedding_dim=part)[0]
+        return self.reshape(rotated, [-1, *shape])
+
+    def causal_attention(
+        self, query: Value, key: Value, value: Value, past: tuple[Value, Value], total: Value, spec: AttentionSpec
+    ) -> tuple[Value, Value, Value]:
+        widths = (spec.heads * spec.head_dim, spec.kv_width, spec.kv_width)
+        rows = [self.reshape(x, [1, -1, width]) for x, width in zip((query, key, value), widths, strict=True)]
+        last = self.subtract(total, self.constant(np.ones(1, np.int32)))
+        heads = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads}
+        inputs = [*rows, *past, last, total]
+        out, *present = self._emit("GroupQueryAttention", inputs, 3, domain="com.microsoft", **heads)
+        return self.reshape(out, [-1, widths[0]]), present[0], present[1]
+
     def causal_convolution(self, x: Value, kernel: NDArray[np.float32]) -> Value:
         before = kernel.shape[2] - 1
         past, new = self.slice(self._batch(x), 0, before, 1), self.slice(self._batch(x), before, 1 << 30, 1)
@@ -250,50 +183,3 @@ class OnnxOps:
     def cut(self, x: Value, first: Value, second: Value) -> list[Value]:
         lengths = self.convert(self.concat([first, second], 0), "i64")
         return list(self._emit("Split", [x, lengths], 2, axis=0))
-
-    def _index(self, values: Sequence[int]) -> Value:
-        return self.constant(np.asarray(values, np.int64))
-
-    # the finished graph
-
-    def save(self, path: Path) -> None:
-        """Write the model to `path` (.onnx) and its large constants, one after the other, to `path`.data."""
-        data = path.with_name(f"{path.name}.data")
-        for node in self._nodes:
-            node.input[:] = [self._renamed.get(name, name) for name in node.input]
-            node.output[:] = [self._renamed.get(name, name) for name in node.output]
-        with data.open("wb") as file:
-            large = [self._write(file, data.name, name, array) for name, array in self._large]
-        ports = (list(self._inputs.values()), self._outputs)
-        graph = helper.make_graph(self._nodes, self._name, *ports, [*self._small, *large])
-        opsets = [helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()]
-        version = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name=_PRODUCER)
-        path.write_bytes(model.SerializeToString())
-
-    @staticmethod
-    def _write(file: Any, location: str, name: str, array: Array) -> Any:
-        file.seek(-file.tell() % _ALIGNMENT, 1)
-        tensor = TensorProto(name=name, data_type=_ARRAYS[array.dtype.name], dims=array.shape)
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, entry in (("location", location), ("offset", str(file.tell())), ("length", str(array.nbytes))):
-            tensor.external_data.add(key=key, value=entry)
-        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return tensor
-
-    @staticmethod
-    def constants(path: Path) -> tuple[Path, list[tuple[int, int]]]:
-        model = onnx.load(path, load_external_data=False)
-        entries = [{entry.key: entry.value for entry in tensor.external_data} for tensor in model.graph.initializer]
-        return path.with_name(f"{path.name}.data"), [(int(e["offset"]), int(e["length"])) for e in entries if e]
-
-    @staticmethod
-    def ports(path: Path) -> tuple[list[Port], list[Port]]:
-        graph = onnx.load(path, load_external_data=False).graph
-        return [_port(port) for port in graph.input], [_port(port) for port in graph.output]
-
-
-def _port(port: Any) -> Port:
-    kinds, tensor = {kind: name for name, kind in _TYPES.items()}, port.type.tensor_type
-    shape = tuple(size.dim_param or size.dim_value for size in tensor.shape.dim)
-    return Port(name=port.name, dtype=kinds[tensor.elem_type], shape=shape)

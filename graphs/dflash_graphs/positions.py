@@ -33,8 +33,10 @@ def positions(ops: Ops, rope: RopeSpec, rows: Dim) -> Positions:
         return Positions(ids, ops.cos(angles), ops.sin(angles))
 
 
-def rotate(ops: Ops, x: Value, at: Positions, rope: RopeSpec, head_dim: int) -> Value:
+def rotate(ops: Ops, x: Value, at: Positions, rope: RopeSpec, heads: int, head_dim: int) -> Value:
     """Rotate the first `rope.dim` entries of every head, [T, heads, head_dim]."""
+    if ops.kernels is not None:
+        return ops.kernels.rotary(x, at.cos, at.sin, rope.dim, (heads, head_dim))
     half, rest = rope.dim // 2, head_dim - rope.dim
     parts = ops.split(x, [half, half] + ([rest] if rest else []), 2)
     with ops.precise():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .manifest import Port
-from .specs import DeltaSpec
+from .specs import AttentionSpec, DeltaSpec
 from .weights import Matrix
 
 Value: TypeAlias = Any  # a node output of the emitter's format; opaque to the architectures
@@ -105,6 +105,19 @@ class KernelOps(Ops, Protocol):
         """Return `cache` [1, N, P, D] with `rows` [1, N, T, D] at positions from `start` on.
 
         Works in place when a program binds input and output to the same memory.
+        """
+        ...
+
+    def rotary(self, x: Value, cos: Value, sin: Value, dim: int, shape: tuple[int, int]) -> Value:
+        """Rotate the first `dim` entries of every head; `x` is [T, *shape] (heads, entries), tables [T, 1, dim / 2]."""
+        ...
+
+    def causal_attention(
+        self, query: Value, key: Value, value: Value, past: tuple[Value, Value], total: Value, spec: AttentionSpec
+    ) -> tuple[Value, Value, Value]:
+        """Store keys and values and attend to all of the `total` positions up to a row's own.
+
+        Rows are [T, heads, head_dim], caches [1, kv_heads, P, head_dim]. Returns [T, heads * head_dim] and the caches.
         """
         ...
 

@@ -72,6 +72,7 @@ class DenseCache:
 
     def __init__(self, graph: SessionGraph, ports: Graph) -> None:
         self._graph, self._size = graph, 0
+        self._has_positions = any(port.name == "cache_positions" for port in ports.inputs)
         names = {port.name: port.shape for port in ports.inputs if port.name.startswith(("past_key.", "past_value."))}
         self._arrays = {
             name.removeprefix("past_"): np.zeros((1, int(shape[1]), 0, int(shape[3])), np.float32)
@@ -91,7 +92,8 @@ class DenseCache:
             self._arrays[name] = new
             self._graph.bind(f"past_{name}", new)
             self._graph.bind_output(f"present_{name}", new)
-        self._graph.bind("cache_positions", np.arange(size, dtype=np.int32))
+        if self._has_positions:
+            self._graph.bind("cache_positions", np.arange(size, dtype=np.int32))
         self._size = size
 
     def write(self, name: str, start: int, rows: NDArray[Any]) -> None:
