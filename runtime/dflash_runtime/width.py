@@ -158,7 +158,7 @@ class AdaptiveWidth:
         self._proposal: tuple[Proposal, NDArray[np.float64]] | None = None
         self._record: deque[NDArray[np.float64]] = deque(maxlen=self._RECORD)
         self._count, self._rate, self._pays = self._most, float(1 / self._verify_curve(0)[0]), True
-        self._patience, self._waited, self._trials = self._PATIENCE[0], 0, 2
+        self._patience, self._waited, self._trials = self._PATIENCE[0], 0, 1
 
     def draft_tokens(self) -> int:
         self._proposal = None
