@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dflash_runtime
 import pytest
 from dflash_exporter import ExportRequest, export
 
@@ -39,7 +40,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def pair_folder() -> Path:
-    return REPO / "runtime" / "dflash_runtime" / "data" / "pair"
+    return Path(dflash_runtime.__file__).parent / "data" / "pair"  # of the wheel, where that is what is installed
 
 
 @pytest.fixture(scope="session")

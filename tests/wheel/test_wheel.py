@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -80,3 +81,14 @@ def test_generates_what_the_test_environment_does(scripts: Path, small_bundle: C
     clean = json.loads(_run(scripts / "dflash", *args))
     assert clean["token_ids"] == here["token_ids"] and len(here["token_ids"]) == 24
     assert clean["speculation"]["drafted"] > 0
+
+
+@pytest.mark.slow
+def test_the_runtime_suite_passes_on_the_wheel(scripts: Path, repo: Path, tmp_path: Path) -> None:
+    shutil.copytree(repo / "tests", tmp_path / "tests")  # away from the sources, so that only the wheel can serve
+    shutil.copyfile(repo / "pyproject.toml", tmp_path / "pyproject.toml")
+    _run(scripts / "python", "-m", "pip", "install", "--quiet", "pytest")
+    suites = [tmp_path / "tests" / part for part in ("runtime", "exactness/test_lookup.py", "unit/test_stop.py")]
+    where = ("--rootdir", tmp_path, "-c", tmp_path / "pyproject.toml")
+    shown = _run(scripts / "python", "-m", "pytest", "-q", *where, *suites)
+    assert " passed" in shown and "failed" not in shown
