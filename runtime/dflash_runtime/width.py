@@ -88,7 +88,8 @@ class Calibration:
 
     def __init__(self, block_size: int) -> None:
         centers = (np.arange(self._BINS) + 0.5) / self._BINS
-        self._hits, self._tries = 4 * self._PRIOR * centers, np.full(self._BINS, 4 * self._PRIOR)
+        # drafters are right more often than they say; what is learnt soon outweighs this
+        self._hits, self._tries = 2 * self._PRIOR * np.sqrt(centers), np.full(self._BINS, 2 * self._PRIOR)
         self._accepted, self._reached = np.zeros(block_size - 1), np.zeros(block_size - 1)
 
     @property
@@ -145,7 +146,7 @@ class AdaptiveWidth:
     Copies come unasked and for free: they are weighed by a record of their own and say nothing about drafting.
     """
 
-    _PATIENCE = (16, 64)  # rounds between trials while parked: first, most
+    _PATIENCE = (4, 64)  # rounds between trials while parked: first, most
     _REFRESH = 12  # rounds between full drafts
     _RECORD = 12  # drafts remembered
 
