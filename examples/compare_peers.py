@@ -2,7 +2,7 @@
 
 Each engine runs in worker processes, a peer with the Python of its own environment. All get the same prompts in turn,
 to share the machine's ups and downs; idle ones are stopped. A rate is tokens over the time of the whole greedy
-request, prefill included. An engine that is absent or fails is listed with its reason. Knows how to load and ask. Needs Linux.
+request, prefill included. An engine that is absent or fails is listed with its reason. Linux only.
 
     python compare_peers.py --target CHECKPOINT --drafter CHECKPOINT --prompts prompts.jsonl --bundle BUNDLE \
         --genai-python VENV/bin/python --genai-target IR --genai-drafter IR --vllm-python VENV/bin/python
