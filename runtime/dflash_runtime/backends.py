@@ -28,10 +28,22 @@ class Graph(Protocol):
         """Give an output the memory it writes."""
         ...
 
+    def bind_layers(self, name: str, array: NDArray[Any]) -> None:
+        """Give the inputs `name.i` of the recurrent layers the memory array[0], array[1], …"""
+        ...
+
+    def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
+        """Give the outputs `name.i` of the recurrent layers the memory array[0], array[1], …"""
+        ...
+
     def run(self) -> None: ...
 
     def output(self, name: str) -> NDArray[Any]:
         """A view of the output, valid until the next run."""
+        ...
+
+    def layers_output(self, name: str) -> NDArray[Any]:
+        """The outputs `name.i` of the recurrent layers, [layers, T, width], valid until the next run."""
         ...
 
 
