@@ -5,6 +5,7 @@ Knows the interface and which library a bundle is for; imports that one alone. D
 
 import functools
 import importlib
+from collections.abc import Iterable
 from typing import Any, Protocol, cast
 
 from dflash_graphs.errors import BundleError, UnsupportedError
@@ -84,6 +85,12 @@ class Backend(Protocol):
     def attention_graph(self, bundle: Bundle, name: str, settings: Settings, capacity: int) -> tuple[Graph, Cache]:
         """Load the target or the drafter with a cache for `capacity` positions."""
         ...
+
+
+def layer_ports(ports: Iterable[str], name: str) -> list[str]:
+    """Return those of `ports` that are `name.i` of some layer i, in order of i."""
+    found = (port for port in ports if port.rpartition(".")[0] == name)
+    return sorted(found, key=lambda port: int(port.rpartition(".")[2]))
 
 
 def backend_for(manifest: Manifest) -> Backend:

@@ -5,8 +5,6 @@ output is copied. Caches grow with the context, because attention costs what the
 """
 
 import os
-from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from dflash_graphs.errors import RequestError
 from dflash_graphs.manifest import TOKENS, Graph
 from numpy.typing import NDArray
 
+from .backends import layer_ports
 from .bundle import Bundle
 from .device import Settings, cpu_name
 
@@ -39,7 +38,7 @@ class SessionGraph:
         self._binding = self._session.io_binding()
         self._token_inputs = {port.name for port in self._session.get_inputs() if port.shape[0] == TOKENS}
         self._token_outputs = {p.name: tuple(p.shape[1:]) for p in self._session.get_outputs() if p.shape[0] == TOKENS}
-        self._layers = _by_layer(p.name for p in (*self._session.get_inputs(), *self._session.get_outputs()))
+        self._ports = [port.name for port in (*self._session.get_inputs(), *self._session.get_outputs())]
         self._bound: dict[str, NDArray[Any]] = {}
         self._multiple, self._rows, self._run_rows = multiple, 0, 0
 
@@ -58,11 +57,11 @@ class SessionGraph:
         method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
-        for port, part in zip(self._layers[name], array, strict=True):
+        for port, part in zip(layer_ports(self._ports, name), array, strict=True):
             self.bind(port, part)
 
     def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
-        for port, part in zip(self._layers[name], array, strict=True):
+        for port, part in zip(layer_ports(self._ports, name), array, strict=True):
             self.bind_output(port, part)
 
     def run(self) -> None:
@@ -78,17 +77,7 @@ class SessionGraph:
         return array[: self._rows] if name in self._token_outputs else array
 
     def layers_output(self, name: str) -> NDArray[Any]:
-        return np.stack([self.output(port) for port in self._layers[name]])
-
-
-def _by_layer(ports: Iterable[str]) -> dict[str, list[str]]:
-    """The ports `name.i`, in order of i, by name."""
-    found: dict[str, dict[int, str]] = defaultdict(dict)
-    for port in ports:
-        name, dot, index = port.rpartition(".")
-        if dot:
-            found[name][int(index)] = port
-    return {name: [layers[i] for i in sorted(layers)] for name, layers in found.items()}
+        return np.stack([self.output(port) for port in layer_ports(self._ports, name)])
 
 
 class DenseCache:

@@ -14,6 +14,7 @@ from dflash_graphs.manifest import Manifest
 from dflash_graphs.specs import AttentionSpec
 from numpy.typing import NDArray
 
+from .backends import layer_ports
 from .bundle import Bundle
 from .device import Settings, choose_settings
 from .paged import BLOCK, PagedLayer, use_paged_attention
@@ -46,7 +47,8 @@ class CompiledGraph:
         self.bind(name, array)  # the ports are stacked
 
     def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
-        self.bind_output(name, array)
+        for port, part in zip(layer_ports(self._outputs, name), array, strict=True):  # stacked, these would be copied
+            self.bind_output(port, part)
 
     def run(self) -> None:
         self._request.start_async()  # `infer` would copy every output: states and logits, tens of megabytes
@@ -157,7 +159,7 @@ def _open_tokens(
     if spec is not None:
         use_paged_attention(model, spec, layers)
     if any(port.get_any_name().startswith("state.") for port in model.inputs):
-        stack_ports(model, ("past_rows", "past_gates", "state"), ("rows", "gates", "next_state"))
+        stack_ports(model, ("past_rows", "past_gates", "state"), ("rows", "gates"))
     open_ports = ("embeddings", "position_ids", "hidden", "features")
     ports = [port for port in model.inputs if port.get_any_name() in open_ports]
     model.reshape({p: ov.PartialShape([-1, *(d.get_length() for d in list(p.partial_shape)[1:])]) for p in ports})

@@ -10,27 +10,21 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as op
 
+from .backends import layer_ports
+
 
 def stack_ports(model: ov.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Rewrite `model` in place: ports `name.i` of every layer i become `name`, [layers, *shape], in order of i.
 
     Inputs have static shapes.
     """
+    parameters = {node.output(0).get_any_name(): node for node in model.get_parameters()}
     for name in inputs:
-        _stack_input(model, name, _layer_nodes(model.get_parameters(), name))
+        _stack_input(model, name, [parameters[port] for port in layer_ports(parameters, name)])
+    results = {node.output(0).get_any_name(): node for node in model.get_results()}
     for name in outputs:
-        _stack_output(model, name, _layer_nodes(model.get_results(), name))
+        _stack_output(model, name, [results[port] for port in layer_ports(results, name)])
     model.validate_nodes_and_infer_types()
-
-
-def _layer_nodes(nodes: Sequence[Any], name: str) -> list[Any]:
-    """The nodes of the ports `name.i`, in order of i."""
-    layers = {}
-    for node in nodes:
-        base, _, index = node.output(0).get_any_name().rpartition(".")
-        if base == name:
-            layers[int(index)] = node
-    return [layers[i] for i in sorted(layers)]
 
 
 def _stack_input(model: ov.Model, name: str, parameters: Sequence[Any]) -> None:
