@@ -19,7 +19,6 @@ from .bundle import Bundle
 from .device import Settings, choose_settings
 from .paged import BLOCK, PagedLayer, use_paged_attention
 from .protocols import Properties
-from .stacked import stack_ports
 
 _KV_TYPES = {"f32": (np.float32, ov.Type.f32), "f16": (np.float16, ov.Type.f16), "bf16": (np.uint16, ov.Type.bf16)}
 
@@ -154,12 +153,10 @@ def _attention_layers(manifest: Manifest, graph: str) -> tuple[AttentionSpec, li
 def _open_tokens(
     core: ov.Core, path: Path, spec: AttentionSpec | None = None, layers: Sequence[PagedLayer] = ()
 ) -> ov.Model:
-    """Read a graph, give it paged attention and few ports, and open its token axis."""
+    """Read a graph, give it paged attention, and open its token axis."""
     model = core.read_model(path)
     if spec is not None:
         use_paged_attention(model, spec, layers)
-    if any(port.get_any_name().startswith("state.") for port in model.inputs):
-        stack_ports(model, ("past_rows", "past_gates", "state"), ("rows", "gates"))
     open_ports = ("embeddings", "position_ids", "hidden", "features")
     ports = [port for port in model.inputs if port.get_any_name() in open_ports]
     model.reshape({p: ov.PartialShape([-1, *(d.get_length() for d in list(p.partial_shape)[1:])]) for p in ports})

@@ -110,10 +110,9 @@ def _leave_a_rejected_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def faulty(self: Any, pending: int, count: int) -> None:
         commit(self, pending, count)
-        rows = self._graph.layers_output("rows")
-        if rows.shape[1] > count:
-            last = (pending + count) % 16 + self._before - 1
-            self.past["rows"][:, last] = rows[:, count]
+        rows, last = self._graph.layers_output("v"), (pending + count) % 16 - 1
+        if rows.shape[1] > count and last >= 0:
+            self.kept["v"][:, last] = rows[:, count]
 
     monkeypatch.setattr(recurrent.RecurrentLayers, "commit", faulty)
 
