@@ -7,7 +7,10 @@ row's result never depends on where a call began, and a rejected row never reach
 Ports, all f32, of every recurrent layer. Inputs: `past_rows` [kernel - 1, conv_width], the projected rows before the
 call's own; `past_qk`, `past_v`, `past_gates` [CHUNK - 1, width], what is kept of the rows since the boundary, oldest
 first, the rest ignored; `state` [value_heads, key_dim, value_dim]. Outputs: `rows`, `qk`, `v`, `gates`, the T rows to
-keep; `next_state.i`, the state after the window's first chunk.
+keep; `next_state.i` [1, …], the state after the window's first chunk.
+
+One more input for all, `crossing` [1], holds a 1. A reader that opens its axis leaves it empty when the rows do not
+reach that chunk's end: no state comes out then, and what lies behind it costs nothing.
 
 The chunk form (WY) with decays c = cumsum(g), D = exp(c_i - c_j) for j <= i:
     (I + tril(beta K K' * D, -1)) N = beta (V - e^c K S),  O = e^c Q S + (Q K' * D) N,
@@ -41,6 +44,7 @@ class Window:
 
     taps: list[Value]  # i32 [T] each: which row of (past_rows, new rows) a tap of the convolution reads
     place: Value  # i32 [WINDOW]: which row of (kept, new rows) stands at each place
+    crossing: Value  # f32 [n, 1, 1, 1]: 1, or empty when the rows do not reach the window's first boundary
     valid: Value  # f32 [2, 1, CHUNK, 1]: 1 where a real token stands, else 0
     negative: Value  # -valid
     new: Value  # i32 [T]: the window places of the call's own rows
@@ -85,12 +89,14 @@ def _window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window:
     rows, at = ops.rows(ids), ops.constant(np.arange(WINDOW, dtype=np.int32))
     own = ops.minimum(ops.add(ops.subtract(at, pending), number(CHUNK - 1)), ops.add(rows, number(CHUNK - 2)))
     place = ops.select(ops.less(at, pending), at, own)
-    real = ops.reshape(ops.less(at, ops.add(pending, rows)), [2, 1, CHUNK, 1])
+    total = ops.add(pending, rows)
+    crossing = ops.reshape(ops.input("crossing", [1]), [-1, 1, 1, 1])
+    real = ops.reshape(ops.less(at, total), [2, 1, CHUNK, 1])
     one, minus, zero = (ops.constant(np.array([x], np.float32)) for x in (1, -1, 0))
     offsets = ops.subtract(ids, ops.slice(ids, 0, 1, 0))
     taps = [ops.add(offsets, number(j)) for j in range(spec.kernel)]
     valid, negative = ops.select(real, one, zero), ops.select(real, minus, zero)
-    return Window(taps, place, valid, negative, ops.add(offsets, pending))
+    return Window(taps, place, crossing, valid, negative, ops.add(offsets, pending))
 
 
 def gated_delta(
@@ -114,12 +120,14 @@ def gated_delta(
         qk, values, gates = (ops.gather(ops.concat([kept[name], new[name]], 0), at.place.place) for name in new)
         qk = ops.transpose(ops.reshape(qk, [2, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 2, 3, 1, 4])
         values = ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
+        state = ops.reshape(state, [1, spec.value_heads, spec.key_dim, spec.value_dim])
         first, second = _chunks(ops, qk, values, _gates(ops, gates, layer, spec, at.place, weights), spec)
-        out, state = _advance(ops, first, state, spec)
-        ops.output(f"next_state.{layer}", state, [spec.value_heads, spec.key_dim, spec.value_dim])
-        out = ops.concat([out, _advance(ops, second, state, spec)[0]], 0)
-        out = ops.transpose(ops.reshape(out, [2, spec.value_heads, CHUNK, spec.value_dim]), [0, 2, 1, 3])
-        return ops.gather(ops.reshape(out, [WINDOW, spec.value_heads * spec.value_dim]), at.place.new)
+        out, news = _outputs(ops, first, state, spec)
+        state = _advance(ops, first, state, news, at.place, spec)
+        ops.output(f"next_state.{layer}", state, [-1, spec.value_heads, spec.key_dim, spec.value_dim])
+        out = ops.concat([out, _outputs(ops, second, state, spec)[0]], 0)
+        out = ops.reshape(ops.transpose(out, [0, 2, 1, 3]), [-1, spec.value_heads * spec.value_dim])
+        return ops.gather(out, at.place.new)
 
 
 def _convolve(
@@ -170,13 +178,12 @@ def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, at: Window, weig
 class _Chunk:
     """One chunk, everything that does not depend on the state. The leading 2 is (queries, keys)."""
 
-    both: Value  # [2, value_heads, CHUNK, key_dim], scaled by the decay since the chunk's start
-    values: Value  # [value_heads, CHUNK, value_dim]
-    beta: Value  # [value_heads, CHUNK, 1]
-    minus_beta: Value
-    solve: Value  # [2, value_heads, CHUNK, CHUNK]: to (Q K' * D) N, to N
-    keys: Value  # [value_heads, CHUNK, key_dim], scaled by the decay until the chunk's end
-    decay: Value  # [value_heads, 1, 1], over the whole chunk
+    both: Value  # [2, 1, value_heads, CHUNK, key_dim], scaled by the decay since the chunk's start, keys negative
+    values: Value  # [1, value_heads, CHUNK, value_dim]
+    beta: Value  # [1, value_heads, CHUNK, 1]
+    solve: Value  # [2, 1, value_heads, CHUNK, CHUNK]: to (Q K' * D) N, to N
+    keys: Value  # [1, value_heads, CHUNK, key_dim], scaled by the decay until the chunk's end
+    decay: Value  # [1, value_heads, 1, 1], over the whole chunk
 
 
 def _chunks(ops: Ops, both: Value, values: Value, gates: _Gates, spec: DeltaSpec) -> list[_Chunk]:
@@ -190,9 +197,9 @@ def _chunks(ops: Ops, both: Value, values: Value, gates: _Gates, spec: DeltaSpec
     gram = ops.matmul(both, keys, transpose_b=True)
 
     def scaled(per_key_head: Value, per_value_head: Value, kinds: int, tail: list[int], width: int) -> Value:
-        """Product of [2, kinds, key_heads, *tail] and [2, value_heads, CHUNK, width] for every value head."""
+        """Product of [2, kinds, key_heads, *tail] and [2, 1 or kinds, value_heads, CHUNK, width], by value head."""
         a = ops.reshape(per_key_head, [2, kinds, spec.key_heads, 1, *tail])
-        b = ops.reshape(per_value_head, [2, 1, spec.key_heads, repeat, CHUNK, width])
+        b = ops.reshape(per_value_head, [2, -1, spec.key_heads, repeat, CHUNK, width])
         return ops.reshape(ops.multiply(a, b), [2, kinds, heads, *tail])
 
     inside, within = ops.split(scaled(gram, decays, 2, [CHUNK, CHUNK], CHUNK), [1, 1], 1)
@@ -201,11 +208,13 @@ def _chunks(ops: Ops, both: Value, values: Value, gates: _Gates, spec: DeltaSpec
     solve = ops.concat([ops.matmul(inside, inverse), inverse], 1)
     last = ops.slice(total, CHUNK - 1, CHUNK, 2)
     ending = scaled(keys, ops.exp(ops.add(last, minus_total)), 1, [CHUNK, spec.key_dim], 1)
-    growing = scaled(both, ops.exp(total), 2, [CHUNK, spec.key_dim], 1)
-    square, tall = [2, heads, CHUNK, CHUNK], [2, heads, CHUNK, spec.key_dim]
-    one = [heads, CHUNK, 1]
-    shapes = [tall, [heads, CHUNK, spec.value_dim], one, one, square, tall[1:], [heads, 1, 1]]
-    values_of = (growing, values, gates.beta, gates.minus_beta, solve, ending, ops.exp(last))
+    signs = ops.constant(np.array([1, -1], np.float32).reshape(1, 2, 1, 1, 1))
+    grown = ops.multiply(ops.reshape(ops.exp(total), [2, 1, heads, CHUNK, 1]), signs)
+    growing = scaled(both, grown, 2, [CHUNK, spec.key_dim], 1)
+    square, tall = [2, 1, heads, CHUNK, CHUNK], [2, 1, heads, CHUNK, spec.key_dim]
+    one = [1, heads, CHUNK, 1]
+    shapes = [tall, [1, heads, CHUNK, spec.value_dim], one, square, tall[1:], [1, heads, 1, 1]]
+    values_of = (growing, values, gates.beta, solve, ending, ops.exp(last))
     parts = [ops.split(x, [1, 1], 0) for x in values_of]
     chunks = [[ops.reshape(part[i], shape) for part, shape in zip(parts, shapes, strict=True)] for i in (0, 1)]
     return [_Chunk(*values) for values in chunks]
@@ -232,15 +241,22 @@ def _masked(ops: Ops, x: Value, mask: NDArray[np.bool_]) -> Value:
     return ops.multiply(x, ops.constant(mask.astype(np.float32)))
 
 
-def _advance(ops: Ops, chunk: _Chunk, state: Value, spec: DeltaSpec) -> tuple[Value, Value]:
-    """Return the chunk's outputs [value_heads, CHUNK, value_dim] and the state after it."""
+def _outputs(ops: Ops, chunk: _Chunk, state: Value, spec: DeltaSpec) -> tuple[Value, Value]:
+    """Return the chunk's outputs and N, both [n, value_heads, CHUNK, value_dim] for n states, 1 or none."""
 
-    def pair(x: Value, y: Value) -> list[Value]:
-        parts = ops.split(ops.matmul(x, ops.reshape(y, [1, spec.value_heads, -1, spec.value_dim])), [1, 1], 0)
-        return [ops.reshape(part, [spec.value_heads, CHUNK, spec.value_dim]) for part in parts]
+    def pair(x: Value, y: Value, rows: int) -> list[Value]:
+        y = ops.reshape(y, [1, -1, spec.value_heads, rows, spec.value_dim])
+        parts = ops.split(ops.matmul(x, y), [1, 1], 0)
+        return [ops.reshape(part, [-1, spec.value_heads, CHUNK, spec.value_dim]) for part in parts]
 
-    from_queries, from_keys = pair(chunk.both, state)
-    wanted = ops.add(ops.multiply(chunk.beta, chunk.values), ops.multiply(chunk.minus_beta, from_keys))
-    inside, news = pair(chunk.solve, wanted)
-    after = ops.add(ops.multiply(state, chunk.decay), ops.matmul(chunk.keys, news, transpose_a=True))
-    return ops.add(from_queries, inside), after
+    from_queries, minus_from_keys = pair(chunk.both, state, spec.key_dim)
+    # no sum of a product: whether that is one rounding or two would depend on whether n is fixed
+    wanted = ops.multiply(chunk.beta, ops.add(chunk.values, minus_from_keys))
+    inside, news = pair(chunk.solve, wanted, CHUNK)
+    return ops.add(from_queries, inside), news
+
+
+def _advance(ops: Ops, chunk: _Chunk, state: Value, news: Value, at: Window, spec: DeltaSpec) -> Value:
+    """Return the state after the chunk, or none of it (a leading axis of 0) when the rows do not reach its end."""
+    decay, news = ops.multiply(chunk.decay, at.crossing), ops.multiply(news, at.crossing)
+    return ops.add(ops.multiply(state, decay), ops.matmul(chunk.keys, news, transpose_a=True))

@@ -36,7 +36,8 @@ class CachedTarget:
         self._recurrent: RecurrentLayers | None = None
         if spec.delta is not None:
             self._graph.bind("pending_rows", self._pending)
-            self._recurrent = RecurrentLayers(self._graph, len(spec.delta_layers), spec.delta)
+            ports = {port.name for port in bundle.manifest.graphs["target"].inputs}
+            self._recurrent = RecurrentLayers(self._graph, ports, len(spec.delta_layers), spec.delta)
         self._has_features = bundle.manifest.drafter is not None
         self.verify([0] * 2)  # weights are packed at the first call, if not before; now, not in the first request
 
@@ -49,6 +50,8 @@ class CachedTarget:
         self._graph.bind("embeddings", self._inputs[:rows])
         self._graph.bind("position_ids", self._positions[:rows])
         self._cache.place(self.length, rows)
+        if self._recurrent is not None:
+            self._recurrent.place(int(self._pending[0]), rows)
         self._graph.run()
         hidden = self._graph.output("hidden")
         return Rows(hidden, self._graph.output("features") if self._has_features else hidden[:, :0])

@@ -47,7 +47,7 @@ class CompiledGraph:
 
     def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
         for port, part in zip(layer_ports(self._outputs, name), array, strict=True):  # stacked, these would be copied
-            self.bind_output(port, part)
+            self.bind_output(port, part[None])
 
     def run(self) -> None:
         self._request.start_async()  # `infer` would copy every output: states and logits, tens of megabytes
@@ -157,7 +157,7 @@ def _open_tokens(
     model = core.read_model(path)
     if spec is not None:
         use_paged_attention(model, spec, layers)
-    open_ports = ("embeddings", "position_ids", "hidden", "features")
+    open_ports = ("embeddings", "position_ids", "hidden", "features", "crossing")
     ports = [port for port in model.inputs if port.get_any_name() in open_ports]
     model.reshape({p: ov.PartialShape([-1, *(d.get_length() for d in list(p.partial_shape)[1:])]) for p in ports})
     return model

@@ -3,7 +3,7 @@
 Knows the ports of `dflash_graphs.delta`. Does not know which library runs the graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 from dflash_graphs.specs import CHUNK, DeltaSpec
@@ -17,8 +17,8 @@ Arrays = Sequence[NDArray[np.float32]]
 class RecurrentLayers:
     """All recurrent layers of a target; `pending` below is the number of rows kept since the boundary."""
 
-    def __init__(self, graph: Graph, layers: int, spec: DeltaSpec) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, ports: Container[str], layers: int, spec: DeltaSpec) -> None:
+        self._graph, self._can_skip, self._is_crossing = graph, "crossing" in ports, False
         shape = (layers, spec.value_heads, spec.key_dim, spec.value_dim)
         self.states = [np.zeros(shape, np.float32) for _ in range(2)]  # current, next
         self.recent = np.zeros((layers, spec.kernel - 1, spec.conv_width), np.float32)  # what the convolution reaches
@@ -26,11 +26,20 @@ class RecurrentLayers:
         self.kept = {name: np.zeros((layers, CHUNK - 1, width), np.float32) for name, width in widths}
         for name, array in (("rows", self.recent), *self.kept.items()):
             graph.bind_layers(f"past_{name}", array)
+        if self._can_skip:
+            graph.bind("crossing", np.ones(0, np.float32))
         self._bind()
 
     def _bind(self) -> None:
         self._graph.bind_layers("state", self.states[0])
         self._graph.bind_layers_output("next_state", self.states[1])
+
+    def place(self, pending: int, rows: int) -> None:
+        """Say how many rows the next call has; those that do not reach the chunk's end spare the work behind it."""
+        is_crossing = pending + rows >= CHUNK
+        if self._can_skip and is_crossing != self._is_crossing:
+            self._is_crossing = is_crossing
+            self._graph.bind("crossing", np.ones(int(is_crossing), np.float32))
 
     def commit(self, pending: int, count: int) -> None:
         """Append the first `count` new rows to the `pending` ones; past a boundary, swap states and drop the chunk."""
