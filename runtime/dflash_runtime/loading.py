@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from dflash_graphs.errors import BundleError, RequestError
 from dflash_graphs.manifest import Manifest
+from dflash_graphs.specs import CHUNK
 
 from .backends import Backend, backend_for
 from .bundle import Bundle, Embeddings
@@ -64,7 +65,8 @@ def load_models(
     path = tuning_path(bundle, settings)
     tuning = read_tuning(path)
     with releasing_mapped(bundle.folder):
-        exact, target, head, rows, difference = _load_exact(backend, bundle, embeddings, settings, max_context, tuning)
+        room = max(max_context, 2 * CHUNK)  # measuring takes some
+        exact, target, head, rows, difference = _load_exact(backend, bundle, embeddings, settings, room, tuning)
         drafter, dflash = None, None
         proposer: Proposer = LookupProposer()
         if drafting != "lookup":

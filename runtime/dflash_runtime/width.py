@@ -146,7 +146,7 @@ class AdaptiveWidth:
     Copies come unasked and for free: they are weighed by a record of their own and say nothing about drafting.
     """
 
-    _PATIENCE = (4, 64)  # rounds between trials while parked: first, most
+    _PATIENCE = (4, 96)  # rounds between trials while parked: first, most
     _REFRESH = 12  # rounds between full drafts
     _RECORD = 12  # drafts remembered
 
@@ -167,7 +167,7 @@ class AdaptiveWidth:
         if self._trials == 0 and self._waited >= (self._REFRESH if self._pays else self._patience):
             self._trials, self._waited = 1, 0
             if not self._pays:
-                self._patience = min(2 * self._patience, self._PATIENCE[1])
+                self._patience = min(3 * self._patience, self._PATIENCE[1])
         if self._trials > 0:
             return self._most
         return self._count if self._pays else 0
