@@ -103,7 +103,7 @@ class Engine:
         total. Closing the iterator early ends the request; the engine can be used again at once.
         """
         config, result = config or self.defaults, result if result is not None else Result()
-        ids = self._fit(self.encode(prompt), config)
+        ids = self._fit(self.encode(prompt, **config.template_options), config)
         if not self._busy.acquire(blocking=False):
             raise RequestError("the engine is busy with another request; wait for it or load a second engine")
         try:
@@ -128,14 +128,14 @@ class Engine:
 
         return ChatSession(self, system, **options)
 
-    def encode(self, prompt: Prompt, **options: Any) -> list[int]:
+    def encode(self, prompt: Prompt, /, **options: Any) -> list[int]:
         """Return the ids of a prompt; `options` (tools, enable_thinking, …) go to the chat template of messages."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
         if prompt and isinstance(prompt[0], Mapping):
             text = self.chat_template.render(cast(Sequence[Message], prompt), **options)
             return self.tokenizer.encode(text, add_special_tokens=False)
-        return list(cast(Sequence[int], prompt))
+        if options:
+            raise RequestError(f"{', '.join(options)}: options of a chat template need a prompt of messages")
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(cast(Sequence[int], prompt))
 
     def _text(
         self, ids: list[int], config: GenerationConfig, result: Result, progress: Progress | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from dflash_graphs.errors import RequestError
@@ -46,9 +47,10 @@ class ChatSession:
 
     def _answer(self, messages: list[dict[str, Any]], config: GenerationConfig | None) -> Generator[str, None, None]:
         self.last = Result()
-        ids = self.engine.encode(messages, **self.options)
+        config = config or self.engine.defaults
+        config = replace(config, template_options={**self.options, **config.template_options})
         try:
-            yield from self.engine.stream(ids, config, self.last)
+            yield from self.engine.stream(messages, config, self.last)
         finally:
             if self.last.prompt_tokens:  # else the request was refused: as if nothing had been said
                 self.messages[:] = [*messages, {"role": "assistant", "content": self.last.text}]

@@ -92,6 +92,12 @@ def test_options_reach_the_chat_template(engine: Engine) -> None:
     thinking, not_thinking = engine.chat(), engine.chat(enable_thinking=False)
     more = not_thinking.say("Hi", CONFIG).prompt_tokens - thinking.say("Hi", CONFIG).prompt_tokens
     assert more > 0  # the template closes the thought
+    closing = replace(CONFIG, template_options={"enable_thinking": False})
+    assert thinking.regenerate(closing).prompt_tokens == not_thinking.last.prompt_tokens
+    found = engine.generate([{"role": "user", "content": "Hi"}], closing)
+    assert same(found, not_thinking.last)
+    with pytest.raises(RequestError, match="enable_thinking"):
+        engine.generate("Hi", closing)
 
 
 def test_regenerate_replaces_the_last_answer(engine: Engine) -> None:

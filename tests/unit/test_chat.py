@@ -305,6 +305,7 @@ def test_error_of_the_template_is_reported(tmp_path: Path, source: str, message:
     "options",
     [
         {"tools": ["weather"]},
+        {"tools": 5},
         {"documents": ["text"]},
         {"tools": [{"name": object()}]},
         {"moment": datetime(2026, 1, 1)},

@@ -8,6 +8,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..chat import ChatTemplate
 from ..engine import Engine, GenerationConfig
 from ..session import ChatSession
 from .generate import figures
-from .options import engine_options, load_engine, request_options, requested
+from .options import engine_options, for_template, load_engine, request_options, requested, template_options
 
 _QUOTES = '"""'
 _HELP = f"""\
@@ -34,6 +35,7 @@ Ctrl-C stops an answer; what there is of it stays in the conversation."""
 @click.command("chat")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--system", metavar="TEXT", help="System message ahead of the conversation.")
+@template_options
 @request_options
 @engine_options
 def command(bundle: Path, system: str | None, **options: Any) -> None:
@@ -41,12 +43,13 @@ def command(bundle: Path, system: str | None, **options: Any) -> None:
 
     Type /help for the commands in between. Options of sampling default to what the bundle recommends.
     """
+    template = for_template(options)
     read_manifest(bundle)  # a folder that is no bundle is better told so than blamed for its lack of a template
     ChatTemplate(bundle)  # what is missing is said before the models are loaded
     with contextlib.suppress(ImportError):  # not on Windows; where it is, lines can be edited and recalled
         import readline  # noqa: F401
     engine = load_engine(bundle, options)
-    config = requested(engine.defaults, options)
+    config = replace(requested(engine.defaults, options), template_options=template)
     session = engine.chat(system)
     for message in _messages():
         if message.startswith("/"):

@@ -15,7 +15,7 @@ from dflash_graphs.manifest import read_manifest
 from .. import statistics
 from ..chat import ChatTemplate
 from ..engine import Engine, Result
-from .options import engine_options, load_engine, request_options, requested
+from .options import engine_options, for_template, load_engine, request_options, requested, template_options
 
 
 @click.command("generate")
@@ -23,6 +23,7 @@ from .options import engine_options, load_engine, request_options, requested
 @click.argument("prompt")
 @click.option("--chat", is_flag=True, help="Put the prompt through the chat template, as the message of a user.")
 @click.option("--system", metavar="TEXT", help="System message ahead of it; needs --chat.")
+@template_options
 @request_options
 @engine_options
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Report N likeliest tokens; needs --json.")
@@ -35,14 +36,15 @@ def command(
 
     PROMPT is taken as it stands; "-" reads it from stdin. Options of sampling default to what the bundle recommends.
     """
-    if system is not None and not chat:
-        raise click.UsageError("--system needs --chat: without a chat template there is no place for it.")
+    template = for_template(options)
+    if (system is not None or template) and not chat:
+        raise click.UsageError("Without --chat no chat template is used: there is no place for its options.")
     if options["logprobs"] is not None and not as_json:
         raise click.UsageError("--logprobs needs --json: there is no place for them in the text.")
     read_manifest(bundle)  # a folder that is no bundle is better told so than blamed for its lack of a template
     # stdin that is not UTF-8 becomes surrogates, which the tokenizer refuses with a message
     text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if prompt == "-" else prompt
-    rendered = _rendered(bundle, text, system) if chat else None
+    rendered = _rendered(bundle, text, system, template) if chat else None
     engine = load_engine(bundle, options)
     request = text if rendered is None else engine.tokenizer.encode(rendered, add_special_tokens=False)
     result = Result()
@@ -54,11 +56,11 @@ def command(
         click.echo(figures(engine, result), err=True)
 
 
-def _rendered(bundle: Path, text: str, system: str | None) -> str:
+def _rendered(bundle: Path, text: str, system: str | None, template: dict[str, Any]) -> str:
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return ChatTemplate(bundle).render(messages)
+    return ChatTemplate(bundle).render(messages, **template)
 
 
 def _report(engine: Engine, result: Result) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 Knows the names of the options and where their values belong. Options not given stay what the bundle recommends.
 """
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -27,6 +29,16 @@ _LOADING = (
         "--drafting",
         type=click.Choice(get_args(Drafting)),
         help="Where drafts come from: the drafter, copies of earlier text, or both. Default: the drafter, if any.",
+    ),
+)
+_TEMPLATE = (
+    click.option("--thinking/--no-thinking", default=None, help="The chat template's switch for reasoning."),
+    click.option(
+        "--template-option",
+        "template_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A variable of the chat template; VALUE is JSON, or else a text.",
     ),
 )
 _REQUEST = (
@@ -58,6 +70,25 @@ def engine_options(command: _Command) -> _Command:
 def request_options(command: _Command) -> _Command:
     """Give a command the options of `requested`."""
     return _with(_REQUEST, command)
+
+
+def template_options(command: _Command) -> _Command:
+    """Give a command the options of `for_template`."""
+    return _with(_TEMPLATE, command)
+
+
+def for_template(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the chat template's variables out of `options`."""
+    thinking = options.pop("thinking")
+    found: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    for assignment in options.pop("template_options"):
+        name, equals, value = assignment.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--template-option wants NAME=VALUE, not {assignment!r}.")
+        found[name] = value
+        with suppress(ValueError):
+            found[name] = json.loads(value)
+    return found
 
 
 def load_engine(bundle: Path, options: dict[str, Any]) -> Engine:
