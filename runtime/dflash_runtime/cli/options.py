@@ -21,10 +21,18 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _POSITIVE = click.IntRange(min=1)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
+PRECISIONS = ("f32", "bf16")
+KV_PRECISIONS = ("f32", "f16", "bf16", "u8")
+
 _LOADING = (
     click.option("--threads", type=_POSITIVE, help="Default: one per physical core."),
     click.option("--max-context", type=_POSITIVE, help="Tokens of prompt and output together."),
-    click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Default: as the weights, where the CPU can."),
+    click.option("--precision", type=click.Choice(PRECISIONS), help="Default: as the weights, where the CPU can."),
+    click.option(
+        "--kv-precision",
+        type=click.Choice(KV_PRECISIONS),
+        help="Of the key/value cache. Default: the precision. u8 saves memory, and is not bit-exact.",
+    ),
     click.option(
         "--drafting",
         type=click.Choice(get_args(Drafting)),
@@ -93,7 +101,7 @@ def for_template(options: dict[str, Any]) -> dict[str, Any]:
 
 def load_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load a bundle as `options` say, and take what was used out of them."""
-    settings = {name: options.pop(name) for name in ("threads", "max_context", "precision")}
+    settings = {name: options.pop(name) for name in ("threads", "max_context", "precision", "kv_precision")}
     return load(bundle, proposer=options.pop("drafting"), **settings)
 
 
