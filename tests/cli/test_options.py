@@ -1,6 +1,7 @@
 """The options of a request: where each value ends up, and that nothing given leaves the bundle's defaults."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,17 @@ def test_schema_comes_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "schema.json"
     path.write_text('{"type": "integer"}')
     assert parse("--json-schema", str(path)).structured == StructuredOutput("json_schema", '{"type": "integer"}')
+    assert parse("--grammar", str(path)).structured == StructuredOutput("grammar", '{"type": "integer"}')
     with pytest.raises(RequestError, match="one of them"):
         parse("--json-schema", str(path), "--regex", "a")
+
+
+def test_a_grammar_is_followed(small_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    for name, text in (("a.lark", 'start: "<" /[0-9]{4}/ ">"'), ("a.gbnf", 'root ::= "<" [0-9]{4} ">"')):
+        (tmp_path / name).write_text(text)
+        args = ["generate", str(small_bundle("f32")), "x", "--quiet", "--grammar", str(tmp_path / name)]
+        assert re.fullmatch(r"<[0-9]{4}>\n", CliRunner().invoke(main, args).stdout)
 
 
 def test_variables_of_the_chat_template(small_bundle: Callable[[str], Path]) -> None:

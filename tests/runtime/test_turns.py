@@ -113,6 +113,20 @@ def test_regenerate_replaces_the_last_answer(engine: Engine) -> None:
         engine.chat().regenerate()
 
 
+def test_the_last_message_in_other_words(engine: Engine) -> None:
+    session = engine.chat("Be brief.")
+    first = session.say("What is a set?", CONFIG)
+    session.say("And a list?", CONFIG)
+    assert session.undo() == "And a list?" and len(session.messages) == 3
+    edited = session.say("And a dictionary?", CONFIG)
+    assert edited.cached_tokens >= first.prompt_tokens  # the turn before is not computed again
+    assert same(edited, cold(engine, engine.encode(session.messages[:-1])))
+    session.undo(), session.undo()
+    assert session.messages == [{"role": "system", "content": "Be brief."}]
+    with pytest.raises(RequestError, match="no answer"):
+        session.undo()
+
+
 def test_an_answer_cut_short_stays_as_far_as_it_came(engine: Engine) -> None:
     session = engine.chat()
     stream = session.stream("What is a set?", CONFIG)

@@ -23,6 +23,7 @@ from .generate import figures
 from .options import engine_options, for_template, load_engine, request_options, requested, template_options
 
 _QUOTES = '"""'
+_ENDS = {"cancelled": "(stopped)", "length": "(cut short; -n sets how long answers may be)"}
 _HELP = f"""\
 End a line with \\ to go on in the next one, or put several between {_QUOTES} and {_QUOTES}.
 /reset  forget the conversation, but for the system message
@@ -100,8 +101,8 @@ def _answer(session: ChatSession, message: str, config: GenerationConfig) -> Non
         click.echo()
     except DFlashError as error:  # such as a conversation that outgrew the context
         click.echo(f"Error: {error}", err=True)
-    if session.last.finish_reason == "cancelled":
-        click.echo("(stopped)", err=True)
+    if note := _ENDS.get(session.last.finish_reason or ""):
+        click.echo(note, err=True)
 
 
 @contextlib.contextmanager

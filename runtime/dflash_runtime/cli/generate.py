@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 from dflash_graphs.manifest import read_manifest
+from tqdm import tqdm
 
 from .. import statistics
 from ..chat import ChatTemplate
-from ..engine import Engine, Result
+from ..engine import Engine, Progress, Result
 from .options import engine_options, for_template, load_engine, request_options, requested, template_options
 
 
@@ -48,12 +49,25 @@ def command(
     engine = load_engine(bundle, options)
     request = text if rendered is None else engine.tokenizer.encode(rendered, add_special_tokens=False)
     result = Result()
-    for chunk in engine.stream(request, requested(engine.defaults, options), result):
+    for chunk in engine.stream(request, requested(engine.defaults, options), result, _prompt_bar()):
         if not as_json:
             click.echo(chunk, nl=False)
     click.echo(json.dumps(_report(engine, result), ensure_ascii=False) if as_json else "")
     if not quiet:
         click.echo(figures(engine, result), err=True)
+
+
+def _prompt_bar() -> Progress:
+    """A bar for prompts that take more than a second."""
+    bar = tqdm(desc="prompt", unit="token", disable=None, leave=False, delay=1)
+
+    def report(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+        if done == total:
+            bar.close()
+
+    return report
 
 
 def _rendered(bundle: Path, text: str, system: str | None, template: dict[str, Any]) -> str:
@@ -90,8 +104,9 @@ def figures(engine: Engine, result: Result) -> str:
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(engine.models.settings).items())
     difference = engine.models.difference
     exact = "" if engine.is_exact else f"; not bit-exact: row counts change logits by up to {difference:.1e}"
+    cut = " (as many as were asked for)" if result.finish_reason == "length" else ""
     return (
-        f"{len(result.token_ids)} tokens, {result.tokens_per_second:.1f} tokens/s, "
+        f"{len(result.token_ids)} tokens{cut}, {result.tokens_per_second:.1f} tokens/s, "
         f"first token after {result.timings.first_token:.3f} s, "
         f"acceptance length {statistics.acceptance_length(result.rounds):.2f} ({settings}){exact}"
     )

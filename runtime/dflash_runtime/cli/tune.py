@@ -113,7 +113,8 @@ def command(
             trials.append(trial)
     except KeyboardInterrupt:
         interrupted = True
-    click.echo("\n".join(_lines(trials)))
+    if trials:
+        click.echo("\n".join(_lines(trials)))
     if interrupted:
         raise KeyboardInterrupt
     if write:
@@ -171,8 +172,6 @@ def _chosen(trials: Sequence[_Trial]) -> _Trial | None:
 
 
 def _lines(trials: Sequence[_Trial]) -> Iterator[str]:
-    if not trials:
-        return
     rows = sorted({*trials[0].tuning.verify, *trials[0].tuning.draft})
     costs = [
         (f"{trial.label}, {part}", *(_cell(1e3, seconds.get(count)) for count in rows))

@@ -69,7 +69,7 @@ def command(
         raise KeyboardInterrupt
     if against is not None and report.score is not None and text is not None:
         report.other = _other_score(against, text, ids)
-    if keep:
+    if keep and report.certificate.is_complete:
         write_certificate(bundle, report.certificate)
     click.echo(_json(report) if as_json else "\n".join(_lines(report, manifest)))
     if not report.certificate.is_complete:
