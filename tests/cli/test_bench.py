@@ -16,10 +16,12 @@ from dflash_runtime import load
 from dflash_runtime.bench import Comparison
 from dflash_runtime.bundle import open_bundle
 from dflash_runtime.cli import bench, main, race, tune
+from dflash_runtime.device import Settings
 from dflash_runtime.generation import Result as Generated
 from dflash_runtime.loop import Round
 from dflash_runtime.prompts import BUILT_IN
 from dflash_runtime.recommended import RECOMMENDED, recommend, write_recommended
+from dflash_runtime.tuning import Tuning
 from msgspec.structs import replace
 
 
@@ -204,6 +206,19 @@ def test_tune_recommends_nothing_that_is_not_exact(
     assert "none are bit-exact" in shown.stdout and not (copy / RECOMMENDED).exists()
     shown = run("tune", copy, "--precision", "f32", "--kv-precision", "bf16")
     assert shown.exit_code == 1 and "f32 with KV f32, f16, u8" in shown.stderr
+
+
+def test_tune_recommends_what_is_clearly_faster_and_exact() -> None:
+    settings = Settings(precision="f32", kv_precision="f32", quantization_group=0, threads=1)
+    tuning = Tuning(settings=settings, minimum_rows=2, verify={2: 1.0}, draft={})
+
+    def chosen(*rates: float) -> int:
+        exact = [tune._Trial((i, "f32", "f32"), rate > 0, tuning, [9.0, abs(rate)]) for i, rate in enumerate(rates)]
+        return exact.index(tune._chosen(exact))  # type: ignore[arg-type]
+
+    assert chosen(1.0, 1.04, 0.9) == 0 and chosen(1.0, 1.2, 1.21) == 1
+    assert chosen(-5.0, 1.0, -9.0) == 1  # below 0: not exact
+    assert tune._chosen([]) is None
 
 
 def test_tune_sweeps_block_sizes_on_prompts(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
