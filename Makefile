@@ -6,7 +6,7 @@ BIN := .venv/bin
 demo: .venv/installed-export
 	$(BIN)/dflash demo
 
-test: .venv/installed-test
+test: .venv/installed-test .venv/chat-templates
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -17,6 +17,11 @@ clean:
 
 .venv/created:
 	$(PYTHON) -m venv .venv
+	touch $@
+
+# The chat templates of published models, as files of a package; its dependencies are many, and no test imports it.
+.venv/chat-templates: .venv/created
+	$(BIN)/pip install --no-deps trl==1.16.0
 	touch $@
 
 # The stamp of an extra is renewed when the list of packages changes.

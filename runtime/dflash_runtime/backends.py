@@ -70,8 +70,14 @@ class Backend(Protocol):
 
     def cpu_name(self) -> str: ...
 
-    def choose_settings(self, weight_format: str, threads: int | None, precision: str | None = None) -> Settings:
-        """Return the settings that keep results exact for weights of this format on this CPU."""
+    def precisions(self) -> dict[str, tuple[str, ...]]:
+        """Return the precisions of products on this CPU, each with those of its caches, the default first."""
+        ...
+
+    def choose_settings(
+        self, weight_format: str, threads: int | None, precision: str | None = None, kv_precision: str | None = None
+    ) -> Settings:
+        """Return the settings that keep results exact for weights of this format on this CPU, but for what is asked."""
         ...
 
     def attempts(self, settings: Settings) -> tuple[Settings, ...]:

@@ -79,8 +79,8 @@ class ChatTemplate:
         if not messages:
             raise RequestError("there are no messages; pass at least one")
         for name, items in (("messages", messages), ("tools", tools or ()), ("documents", documents or ())):
-            if not all(isinstance(item, Mapping) for item in items):
-                raise RequestError(f"every entry of {name} must be an object with named fields")
+            if not isinstance(items, Sequence) or not all(isinstance(item, Mapping) for item in items):
+                raise RequestError(f"{name} must be a list of objects with named fields")
         context = {
             **self._special_tokens,
             **options,

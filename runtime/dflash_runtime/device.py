@@ -27,9 +27,14 @@ class Settings:
     """Plugin settings of every graph of a bundle."""
 
     precision: str  # of products and of unmarked elementwise work: f32 or bf16
-    kv_precision: str  # of the key/value caches: f32, f16 or bf16
+    kv_precision: str  # of the key/value caches: as the products, or f16 or u8
     quantization_group: int  # dynamic quantization of activations before integer weights; 0: off
     threads: int  # 0: the plugin's choice, one per physical core
+
+    @property
+    def can_be_exact(self) -> bool:
+        """Whether rejected drafts leave no trace: in a u8 cache, tokens of a block share a scale."""
+        return self.kv_precision != "u8"
 
     def properties(self) -> Properties:
         found: Properties = {
@@ -47,21 +52,34 @@ class Settings:
         return replace(self, quantization_group=0)
 
 
+def precisions(core: ov.Core) -> dict[str, tuple[str, ...]]:
+    """Return the precisions of products this CPU has, each with those its caches can have, the default first."""
+    has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return {"f32": ("f32", "f16", "u8"), **({"bf16": ("bf16", "u8")} if has_bf16 else {})}
+
+
 def choose_settings(
-    core: ov.Core, weight_format: str, threads: int | None = None, precision: str | None = None
+    core: ov.Core,
+    weight_format: str,
+    threads: int | None = None,
+    precision: str | None = None,
+    kv_precision: str | None = None,
 ) -> Settings:
-    """Return the settings that keep results exact for weights of this format on this CPU."""
-    capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    """Return the settings that keep results exact for weights of this format on this CPU, but for what is asked."""
+    possible = precisions(core)
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1, not {threads}")
-    if precision == "bf16" and "BF16" not in capabilities:
+    if precision == "bf16" and "bf16" not in possible:
         raise RequestError("this CPU has no bf16 products; use precision f32")
-    chosen = precision or ("bf16" if weight_format == "bf16" and "BF16" in capabilities else "f32")
-    if chosen not in ("f32", "bf16"):
+    chosen = precision or ("bf16" if weight_format == "bf16" and "bf16" in possible else "f32")
+    if chosen not in possible:
         raise RequestError(f"precision must be f32 or bf16, not {chosen!r}")
+    if kv_precision not in (None, *possible[chosen]):
+        known = ", ".join(possible[chosen])
+        raise RequestError(f"kv_precision must be one of {known} at precision {chosen}, not {kv_precision!r}")
     return Settings(
         precision=chosen,
-        kv_precision=chosen,
+        kv_precision=kv_precision or possible[chosen][0],
         quantization_group=_QUANTIZATION_GROUP if weight_format.startswith("int") else 0,
         threads=min(threads, os.cpu_count() or threads) if threads else 0,
     )

@@ -21,6 +21,7 @@ from .generation import GenerationConfig, Result, default_config, stop_ids
 from .loading import Drafting, default_context, load_models
 from .lookup import BLOCK_SIZE
 from .loop import Decoder
+from .recommended import recommended_here
 from .sampling import SpeculativeSampler
 from .stop import StopStrings
 from .structured import Grammars
@@ -48,9 +49,7 @@ class Engine:
     output is bitwise that of a fresh engine.
     """
 
-    def __init__(
-        self, bundle: Bundle, settings: Settings, max_context: int, proposer: Drafting | None = None
-    ) -> None:
+    def __init__(self, bundle: Bundle, settings: Settings, max_context: int, proposer: Drafting | None = None) -> None:
         start = time.perf_counter()
         self.bundle, self.max_context = bundle, max_context
         self.tokenizer, self.defaults = Tokenizer(bundle.folder), default_config(bundle.folder)
@@ -66,7 +65,7 @@ class Engine:
     @property
     def is_exact(self) -> bool:
         """Whether drafts cannot change a bit of any logit; if not, `models.difference` says by how much they can."""
-        return self.models.difference == 0.0
+        return self.models.difference == 0.0 and self.models.settings.can_be_exact
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -103,7 +102,7 @@ class Engine:
         total. Closing the iterator early ends the request; the engine can be used again at once.
         """
         config, result = config or self.defaults, result if result is not None else Result()
-        ids = self._fit(self.encode(prompt), config)
+        ids = self._fit(self.encode(prompt, **config.template_options), config)
         if not self._busy.acquire(blocking=False):
             raise RequestError("the engine is busy with another request; wait for it or load a second engine")
         try:
@@ -128,14 +127,14 @@ class Engine:
 
         return ChatSession(self, system, **options)
 
-    def encode(self, prompt: Prompt, **options: Any) -> list[int]:
+    def encode(self, prompt: Prompt, /, **options: Any) -> list[int]:
         """Return the ids of a prompt; `options` (tools, enable_thinking, …) go to the chat template of messages."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
         if prompt and isinstance(prompt[0], Mapping):
             text = self.chat_template.render(cast(Sequence[Message], prompt), **options)
             return self.tokenizer.encode(text, add_special_tokens=False)
-        return list(cast(Sequence[int], prompt))
+        if options:
+            raise RequestError(f"{', '.join(options)}: options of a chat template need a prompt of messages")
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(cast(Sequence[int], prompt))
 
     def _text(
         self, ids: list[int], config: GenerationConfig, result: Result, progress: Progress | None
@@ -235,20 +234,26 @@ def load(
     threads: int | None = None,
     max_context: int | None = None,
     precision: str | None = None,
+    kv_precision: str | None = None,
     proposer: Drafting | None = None,
 ) -> Engine:
     """Open a bundle folder and return an engine.
 
     `device` must be CPU; `threads` defaults to one per physical core; `max_context` (tokens of prompt and output
     together) to what a quarter of the memory holds, at most 32768; `precision` (f32 or bf16) to what the weights are
-    stored in and the CPU can do; `proposer` to the bundle's drafter ("dflash"), in a bundle without one to copies of
+    stored in and the CPU can do; `kv_precision` (f32, f16 or bf16) to the same, and u8 saves memory at the price of
+    results that are not bit-exact; `proposer` to the bundle's drafter ("dflash"), in a bundle without one to copies of
     what followed earlier in the text ("lookup"). "dflash+lookup" lets long copies override the drafter.
+
+    Where `threads` and both precisions are left out, those that `dflash tune --write` found on this machine count.
     """
     if device != "CPU":
         raise RequestError(f"device {device!r} is not supported; this runtime is exact on CPU only")
     opened = open_bundle(bundle)
     target = opened.manifest.graphs["target"]
-    settings = backend_for(opened.manifest).choose_settings(target.weight_format, threads, precision)
+    if (threads, precision, kv_precision) == (None, None, None) and (tuned := recommended_here(opened)) is not None:
+        threads, precision, kv_precision = tuned.threads, tuned.precision, tuned.kv_precision
+    settings = backend_for(opened.manifest).choose_settings(target.weight_format, threads, precision, kv_precision)
     if max_context is not None and max_context < 2:
         raise RequestError(f"max_context must be at least 2, not {max_context}")
     return Engine(opened, settings, max_context or default_context(opened.manifest, settings), proposer)

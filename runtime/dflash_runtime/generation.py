@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dflash_graphs.errors import RequestError
 
+from . import statistics
 from .loop import Round
 from .sampling import SamplingConfig, TokenLogprobs
 from .structured import StructuredOutput
@@ -27,6 +28,7 @@ class GenerationConfig(SamplingConfig):
     stop: Sequence[str] = ()  # strings that end the text and are not part of it
     truncate: Literal["never", "left"] = "never"  # what to do with a prompt that does not fit the context
     structured: StructuredOutput | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)  # for chat messages: enable_thinking, tools, …
     draft: bool = True  # False: plain decoding, one token a round
     block_size: int | None = None  # rows of every verify, anchor included; None: the width policy chooses
 
@@ -76,8 +78,8 @@ class Result:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens per round, bonus included."""
-        return sum(len(r.tokens) for r in self.rounds) / len(self.rounds) if self.rounds else 0.0
+        """Mean tokens per round that drafted, bonus included; `statistics` has more figures of `rounds`."""
+        return statistics.acceptance_length(self.rounds)
 
     @property
     def tokens_per_second(self) -> float:

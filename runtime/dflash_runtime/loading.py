@@ -20,7 +20,7 @@ from .tuning import WIDTHS, Tuning, measure_draft, measure_verify, read_tuning, 
 
 Drafting = Literal["dflash", "lookup", "dflash+lookup"]
 
-_KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+_KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
 _INEXACT_ROWS = 2  # of a verify where no number would make it exact
 _OVERRIDING_MATCH = 12  # tokens; what follows so long a match is right four times of five, deep in a block too
 
@@ -121,9 +121,11 @@ def _load_exact(
         if tuning:
             return attempt, target, head, tuning.minimum_rows, tuning.difference
         vocabulary = bundle.manifest.target.vocab_size
+        if not attempt.can_be_exact:
+            break
         if rows := smallest_exact_rows(target, head, vocabulary):
             return attempt, target, head, rows, 0.0
-    if not backend.is_strict:
+    if not (backend.is_strict and attempt.can_be_exact):
         return attempt, target, head, _INEXACT_ROWS, largest_difference(target, head, vocabulary)
     raise BundleError(
         "on this CPU the result of a row depends on how many rows are computed together, so decoding with and without "

@@ -128,9 +128,15 @@ class OnnxBackend:
     def cpu_name(self) -> str:
         return cpu_name()
 
-    def choose_settings(self, weight_format: str, threads: int | None, precision: str | None = None) -> Settings:
-        if precision not in (None, "f32"):
-            raise RequestError(f"ONNX Runtime computes in f32 on CPUs; {precision!r} needs an OpenVINO bundle")
+    def precisions(self) -> dict[str, tuple[str, ...]]:
+        return {"f32": ("f32",)}
+
+    def choose_settings(
+        self, weight_format: str, threads: int | None, precision: str | None = None, kv_precision: str | None = None
+    ) -> Settings:
+        for asked in (precision, kv_precision):
+            if asked not in (None, "f32"):
+                raise RequestError(f"ONNX Runtime computes and caches in f32 here; {asked!r} needs an OpenVINO bundle")
         if threads is not None and threads < 1:
             raise RequestError(f"threads must be at least 1, not {threads}")
         return Settings(

@@ -16,11 +16,16 @@ from numpy.typing import NDArray
 
 from .backends import layer_ports
 from .bundle import Bundle
-from .device import Settings, choose_settings
+from .device import Settings, choose_settings, precisions
 from .paged import BLOCK, PagedLayer, use_paged_attention
 from .protocols import Properties
 
-_KV_TYPES = {"f32": (np.float32, ov.Type.f32), "f16": (np.float16, ov.Type.f16), "bf16": (np.uint16, ov.Type.bf16)}
+_KV_TYPES = {
+    "f32": (np.float32, ov.Type.f32),
+    "f16": (np.float16, ov.Type.f16),
+    "bf16": (np.uint16, ov.Type.bf16),
+    "u8": (np.uint8, ov.Type.u8),
+}
 
 
 class CompiledGraph:
@@ -30,6 +35,7 @@ class CompiledGraph:
         compiled = core.compile_model(model, "CPU", properties)
         self._request = compiled.create_infer_request()
         self._outputs = {port.get_any_name(): port for port in compiled.outputs}
+        self.input_shapes = {port.get_any_name(): port.get_partial_shape() for port in compiled.inputs}
         self._bound: dict[str, NDArray[Any]] = {}  # tensors only borrow the memory
 
     def bind(self, name: str, array: NDArray[Any], kind: ov.Type | None = None) -> None:
@@ -64,16 +70,15 @@ class CompiledGraph:
 class _PagedCache:
     """Key and value blocks of every attention layer and the control inputs that say where a call stands."""
 
-    def __init__(
-        self, graph: CompiledGraph, layers: Sequence[PagedLayer], spec: AttentionSpec, capacity: int, kv: str
-    ) -> None:
+    def __init__(self, graph: CompiledGraph, layers: Sequence[PagedLayer], capacity: int, kv: str) -> None:
         self._graph, self._has_types = graph, any(layer.bidirectional for layer in layers)
         dtype, kind = _KV_TYPES[kv]
         blocks = -(-capacity // BLOCK)
-        shape = (blocks, spec.kv_heads, BLOCK, spec.head_dim)
         self.blocks: dict[str, NDArray[Any]] = {}
         for part, i in ((part, layer.index) for layer in layers for part in ("key", "value")):
-            self.blocks[f"{part}.{i}"] = np.zeros(shape, dtype)
+            # [kv_heads, BLOCK, head_dim], and with u8 also the scales
+            sizes = list(graph.input_shapes[f"{part}_cache.{i}"])[1:]
+            self.blocks[f"{part}.{i}"] = np.zeros((blocks, *(size.get_length() for size in sizes)), dtype)
             graph.bind(f"{part}_cache.{i}", self.blocks[f"{part}.{i}"], kind)
         self._past, self._begins = np.zeros(1, np.int32), np.zeros(2, np.int32)
         self._total = np.zeros((), np.int32)
@@ -117,8 +122,13 @@ class OpenVinoBackend:
     def cpu_name(self) -> str:
         return str(self._core.get_property("CPU", "FULL_DEVICE_NAME"))
 
-    def choose_settings(self, weight_format: str, threads: int | None, precision: str | None = None) -> Settings:
-        return choose_settings(self._core, weight_format, threads, precision)
+    def precisions(self) -> dict[str, tuple[str, ...]]:
+        return precisions(self._core)
+
+    def choose_settings(
+        self, weight_format: str, threads: int | None, precision: str | None = None, kv_precision: str | None = None
+    ) -> Settings:
+        return choose_settings(self._core, weight_format, threads, precision, kv_precision)
 
     def attempts(self, settings: Settings) -> tuple[Settings, ...]:
         return tuple(dict.fromkeys((settings, settings.without_quantization())))
@@ -135,7 +145,7 @@ class OpenVinoBackend:
         spec, layers = _attention_layers(bundle.manifest, name)
         model = _open_tokens(self._core, bundle.graph(name), spec, layers)
         graph = CompiledGraph(self._core, model, settings.properties())
-        return graph, _PagedCache(graph, layers, spec, capacity, settings.kv_precision)
+        return graph, _PagedCache(graph, layers, capacity, settings.kv_precision)
 
 
 def backend() -> OpenVinoBackend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from dflash_graphs.errors import RequestError
@@ -34,21 +35,32 @@ class ChatSession:
 
     def regenerate(self, config: GenerationConfig | None = None) -> Result:
         """Answer the last message once more, in place of the last answer."""
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            raise RequestError("there is no answer to replace; say something first")
+        self._expect_answer()
         for _ in self._answer(self.messages[:-1], config):
             pass
         return self.last
+
+    def undo(self) -> str:
+        """Take back the last message and its answer; return the message, to be said in other words."""
+        self._expect_answer()
+        message, _ = self.messages[-2:]
+        del self.messages[-2:]
+        return str(message["content"])
 
     def reset(self) -> None:
         """Forget the conversation; the system message stays."""
         self.messages = [m for m in self.messages if m["role"] == "system"]
 
+    def _expect_answer(self) -> None:
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            raise RequestError("there is no answer yet; say something first")
+
     def _answer(self, messages: list[dict[str, Any]], config: GenerationConfig | None) -> Generator[str, None, None]:
         self.last = Result()
-        ids = self.engine.encode(messages, **self.options)
+        config = config or self.engine.defaults
+        config = replace(config, template_options={**self.options, **config.template_options})
         try:
-            yield from self.engine.stream(ids, config, self.last)
+            yield from self.engine.stream(messages, config, self.last)
         finally:
             if self.last.prompt_tokens:  # else the request was refused: as if nothing had been said
                 self.messages[:] = [*messages, {"role": "assistant", "content": self.last.text}]

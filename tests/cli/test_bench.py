@@ -3,8 +3,10 @@
 import csv
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,15 @@ import pytest
 from click.testing import CliRunner, Result
 from dflash_runtime import load
 from dflash_runtime.bench import Comparison
+from dflash_runtime.bundle import open_bundle
 from dflash_runtime.cli import bench, main, race, tune
+from dflash_runtime.device import Settings
 from dflash_runtime.generation import Result as Generated
 from dflash_runtime.loop import Round
 from dflash_runtime.prompts import BUILT_IN
+from dflash_runtime.recommended import RECOMMENDED, recommend, write_recommended
+from dflash_runtime.tuning import Tuning
+from msgspec.structs import replace
 
 
 def run(*args: str | Path) -> Result:
@@ -68,8 +75,27 @@ def test_bench_json_at_a_fixed_width(bundle: Path) -> None:
 
 def test_bench_of_a_bundle_without_a_drafter_drafts_by_lookup(pair_folder: Path, tmp_path: Path) -> None:
     assert run("export", pair_folder / "target", tmp_path / "out", "--draft", "none").exit_code == 0
-    args = ("bench", tmp_path / "out", "--dataset", BUILT_IN, "--max-samples", "1", "-n", "16", "--json")
-    assert json.loads(run(*args).stdout)["average"]["differing"] == 0
+    repetitive = tmp_path / "repetitive.jsonl"
+    repetitive.write_text(json.dumps({"prompt": "x = [1, 2, 3]\n" * 12}))
+    args = ("bench", tmp_path / "out", "--dataset", repetitive, "-n", "24", "--ignore-eos", "--json")
+    found = json.loads(run(*args).stdout)
+    assert found["drafting"] == "lookup" and found["average"]["differing"] == 0
+    assert found["average"]["accepted_tokens"] > 0
+    refused = run(*args, "--drafting", "dflash")
+    assert refused.exit_code == 1 and "no drafter" in refused.stderr
+
+
+@pytest.mark.parametrize("drafting", ["dflash", "lookup", "dflash+lookup"])
+def test_bench_drafts_as_asked(bundle: Path, drafting: str) -> None:
+    args = ("bench", bundle, "--dataset", BUILT_IN, "--max-samples", "1", "-n", "24", "--drafting", drafting)
+    shown = run(*args)
+    assert shown.exit_code == 0 and f"\ndrafts by {drafting}\n" in shown.stdout
+
+
+def test_bench_reports_settings_that_are_not_exact(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "compare", _changed)
+    shown = run("bench", bundle, "--dataset", BUILT_IN, "--max-samples", "1", "--kv-precision", "u8")
+    assert shown.exit_code == 0 and "not bit-exact with these settings" in shown.stdout
 
 
 def _changed(engine: Any, dataset: Any, encoder: Any, config: Any) -> Iterator[Comparison]:
@@ -140,19 +166,65 @@ def test_tune_prints_costs_and_keeps_the_best_settings(
 ) -> None:
     monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))
     monkeypatch.setattr(tune, "_REPEATS", 1)
-    shown = run("tune", bundle, "--threads", "1", "--precision", "f32", "--write")
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    shown = run("tune", copy, "--threads", "1", "--precision", "f32", "--kv-precision", "f16,u8", "--write")
     assert shown.exit_code == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert lines[0].split() == ["milliseconds", "by", "rows", "2", "3", "4", "5", "6", "8", "11", "16"]
-    assert [line.split(",")[2].split()[0] for line in lines[1:3]] == ["verify", "draft"]
-    assert "recommended: f32, 1 threads" in shown.stdout
-    assert load(bundle).models.settings.threads == 1
+    tried = ("f32, KV f16, 1 threads", "f32, KV u8, 1 threads (not bit-exact)")
+    for line, (label, part) in zip(lines[1:5], product(tried, ("verify", "draft")), strict=True):
+        assert line.startswith(f"{label}, {part} ")
+    assert "recommended: f32, KV f16, 1 threads; " in shown.stdout  # never what is not exact, however fast
+    settings = load(copy).models.settings
+    assert (settings.threads, settings.kv_precision) == (1, "f16")
+    assert load(copy, threads=2).models.settings.kv_precision == "f32"  # what is asked for comes first
+    assert "\ntuned    precision f32, kv precision f16, threads 1" in run("show", copy).stdout
+
+
+def test_recommended_settings_of_another_machine_count_for_nothing(
+    bundle: Path, small_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    here = recommend(open_bundle(copy), 1, "f32", "f16", 9.0)
+    for other in (replace(here, cpu="another"), replace(here, cores=999), replace(here, version="0")):
+        write_recommended(copy, other)
+        assert load(copy).models.settings.kv_precision == "f32"
+    write_recommended(copy, replace(here, bundle="another"))
+    assert "for other contents" in run("show", copy).stdout
+    (copy / RECOMMENDED).write_text("{")
+    damaged = run("generate", copy, "x", "-n", "1")
+    assert damaged.exit_code == 1 and "dflash tune --write" in damaged.stderr
+
+
+def test_tune_recommends_nothing_that_is_not_exact(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tune, "_REPEATS", 1)
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    shown = run("tune", copy, "--kv-precision", "u8", "--write")
+    assert shown.exit_code == 1 and "nothing was written" in shown.stderr
+    assert "none are bit-exact" in shown.stdout and not (copy / RECOMMENDED).exists()
+    shown = run("tune", copy, "--precision", "f32", "--kv-precision", "bf16")
+    assert shown.exit_code == 1 and "f32 with KV f32, f16, u8" in shown.stderr
+
+
+def test_tune_recommends_what_is_clearly_faster_and_exact() -> None:
+    settings = Settings(precision="f32", kv_precision="f32", quantization_group=0, threads=1)
+    tuning = Tuning(settings=settings, minimum_rows=2, verify={2: 1.0}, draft={})
+
+    def chosen(*rates: float) -> int:
+        exact = [tune._Trial((i, "f32", "f32"), rate > 0, tuning, [9.0, abs(rate)]) for i, rate in enumerate(rates)]
+        return exact.index(tune._chosen(exact))  # type: ignore[arg-type]
+
+    assert chosen(1.0, 1.04, 0.9) == 0 and chosen(1.0, 1.2, 1.21) == 1
+    assert chosen(-5.0, 1.0, -9.0) == 1  # below 0: not exact
+    assert tune._chosen([]) is None
 
 
 def test_tune_sweeps_block_sizes_on_prompts(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_REPEATS", 1)
     monkeypatch.setattr(tune, "_SAMPLES", 1)
-    shown = run("tune", bundle, "--prompts", BUILT_IN)
+    shown = run("tune", bundle, "--prompts", BUILT_IN, "--kv-precision", "f32", "--drafting", "dflash+lookup")
     assert re.search(r"tokens/s by block size +plain ", shown.stdout) and "measured on the prompts" in shown.stdout
     assert run("tune", bundle, "--threads", "0").exit_code == 2
     assert run("tune", bundle, "--precision", "f31").exit_code == 2

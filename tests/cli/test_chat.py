@@ -66,6 +66,13 @@ def test_options_are_those_of_generate(bundle: Path, engine: Engine) -> None:
     assert "top_p must be from 0 to 1" in chat(bundle, "", "--top-p", "2").stderr
 
 
+def test_variables_of_the_chat_template(bundle: Path, engine: Engine) -> None:
+    expected = [engine.chat(enable_thinking=on).say("Hello", CONFIG).text + "\n" for on in (True, False)]
+    assert expected[0] != expected[1]
+    for option, text in zip(("--thinking", "--no-thinking"), expected, strict=True):
+        assert chat(bundle, "Hello\n", option, "--template-option", "system=unused").stdout == text
+
+
 def test_a_message_too_long_is_refused_and_the_conversation_goes_on(bundle: Path, engine: Engine) -> None:
     done = chat(bundle, f"{'word ' * 300}\nHello\n", "--max-context", "64")
     assert done.exit_code == 0 and "exceed the context of 64" in done.stderr

@@ -1,6 +1,7 @@
 """The options of a request: where each value ends up, and that nothing given leaves the bundle's defaults."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 from dflash_graphs.errors import RequestError
-from dflash_runtime import GenerationConfig, StructuredOutput
+from dflash_runtime import GenerationConfig, StructuredOutput, load
+from dflash_runtime.chat import ChatTemplate
 from dflash_runtime.cli import main
 from dflash_runtime.cli.options import request_options, requested
 
@@ -60,8 +62,39 @@ def test_schema_comes_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "schema.json"
     path.write_text('{"type": "integer"}')
     assert parse("--json-schema", str(path)).structured == StructuredOutput("json_schema", '{"type": "integer"}')
+    assert parse("--grammar", str(path)).structured == StructuredOutput("grammar", '{"type": "integer"}')
     with pytest.raises(RequestError, match="one of them"):
         parse("--json-schema", str(path), "--regex", "a")
+
+
+def test_a_grammar_is_followed(small_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    for name, text in (("a.lark", 'start: "<" /[0-9]{4}/ ">"'), ("a.gbnf", 'root ::= "<" [0-9]{4} ">"')):
+        (tmp_path / name).write_text(text)
+        args = ["generate", str(small_bundle("f32")), "x", "--quiet", "--grammar", str(tmp_path / name)]
+        assert re.fullmatch(r"<[0-9]{4}>\n", CliRunner().invoke(main, args).stdout)
+
+
+def test_variables_of_the_chat_template(small_bundle: Callable[[str], Path]) -> None:
+    folder = small_bundle("f32")
+    args = ["generate", str(folder), "Hello", "-n", "4", "--json"]
+
+    def prompt_tokens(*options: str) -> int:
+        return int(json.loads(CliRunner().invoke(main, [*args, "--chat", *options]).stdout)["prompt_tokens"])
+
+    messages = [{"role": "user", "content": "Hello"}]
+    render = ChatTemplate(folder).render
+    with_thought, without = (len(load(folder).encode(messages, enable_thinking=on)) for on in (True, False))
+    assert render(messages, enable_thinking=True) != render(messages, enable_thinking=False)
+    assert prompt_tokens() == prompt_tokens("--thinking") == with_thought < without
+    assert prompt_tokens("--no-thinking") == prompt_tokens("--template-option", "enable_thinking=false") == without
+    assert prompt_tokens("--template-option", "enable_thinking=no") == with_thought  # a text, which is not false
+    assert prompt_tokens("--template-option", "add_generation_prompt=false") < with_thought
+    for wrong in (["--no-thinking"], ["--chat", "--template-option", "enable_thinking"]):
+        refused = CliRunner().invoke(main, [*args, *wrong])
+        assert refused.exit_code == 2 and refused.stdout == ""
+    refused = CliRunner().invoke(main, [*args, "--chat", "--template-option", "tools=3"])
+    assert refused.exit_code == 1 and "tools must be a list" in refused.stderr
 
 
 def test_logprobs_are_reported(small_bundle: Callable[[str], Path]) -> None:

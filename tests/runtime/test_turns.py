@@ -92,6 +92,12 @@ def test_options_reach_the_chat_template(engine: Engine) -> None:
     thinking, not_thinking = engine.chat(), engine.chat(enable_thinking=False)
     more = not_thinking.say("Hi", CONFIG).prompt_tokens - thinking.say("Hi", CONFIG).prompt_tokens
     assert more > 0  # the template closes the thought
+    closing = replace(CONFIG, template_options={"enable_thinking": False})
+    assert thinking.regenerate(closing).prompt_tokens == not_thinking.last.prompt_tokens
+    found = engine.generate([{"role": "user", "content": "Hi"}], closing)
+    assert same(found, not_thinking.last)
+    with pytest.raises(RequestError, match="enable_thinking"):
+        engine.generate("Hi", closing)
 
 
 def test_regenerate_replaces_the_last_answer(engine: Engine) -> None:
@@ -105,6 +111,20 @@ def test_regenerate_replaces_the_last_answer(engine: Engine) -> None:
     assert len(session.messages) == 4 and session.messages[-1]["content"] == other.text
     with pytest.raises(RequestError, match="no answer"):
         engine.chat().regenerate()
+
+
+def test_the_last_message_in_other_words(engine: Engine) -> None:
+    session = engine.chat("Be brief.")
+    first = session.say("What is a set?", CONFIG)
+    session.say("And a list?", CONFIG)
+    assert session.undo() == "And a list?" and len(session.messages) == 3
+    edited = session.say("And a dictionary?", CONFIG)
+    assert edited.cached_tokens >= first.prompt_tokens  # the turn before is not computed again
+    assert same(edited, cold(engine, engine.encode(session.messages[:-1])))
+    session.undo(), session.undo()
+    assert session.messages == [{"role": "system", "content": "Be brief."}]
+    with pytest.raises(RequestError, match="no answer"):
+        session.undo()
 
 
 def test_an_answer_cut_short_stays_as_far_as_it_came(engine: Engine) -> None:

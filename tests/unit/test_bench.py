@@ -229,8 +229,8 @@ def test_encoding_with_and_without_a_chat_template(pair_folder: Path, tmp_path: 
 @pytest.fixture
 def report(tmp_path: Path) -> Report:
     settings = Settings(precision="f32", kv_precision="f32", quantization_group=0, threads=2)
-    models = types.SimpleNamespace(settings=settings)
-    engine: Any = types.SimpleNamespace(models=models, bundle=types.SimpleNamespace(folder=tmp_path))
+    models = types.SimpleNamespace(settings=settings, drafting="dflash")
+    engine: Any = types.SimpleNamespace(models=models, is_exact=True, bundle=types.SimpleNamespace(folder=tmp_path))
     found = [FIRST, SECOND, replace(FIRST, dataset="b", request="x")]
     costs = ([1.0, 1.0, 1.1, 1.2], [0.0, 0.3, 0.3, 0.3])
     return Report(engine, GenerationConfig(max_new_tokens=9), False, found, costs, 5 << 20, is_complete=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,23 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 TEXT_ONLY = [name for name in CONVERSATIONS if name not in ("parts", "tools")]
+# as one package carries them, which `make test` installs for nothing else
+PUBLISHED = ("qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_5_nothink", "llama3_1", "llama3_2")
+SINGLE_CALLS: dict[str, list[dict[str, Any]]] = {  # Llama's templates refuse several calls at once
+    "call": [USER, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "-3"}, USER],
+    "structured result": [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "name": "weather", "content": {"celsius": -3}},
+    ],
+    "arguments as text": [
+        USER,
+        {"role": "assistant", "content": "wait", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "content": [1, "two"]},
+    ],
+    "no user": [{"role": "system", "content": "Be brief."}],
+}
 
 # Template, variables, text. The messages are those of "turns".
 TRICKY: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -88,6 +108,13 @@ TRICKY: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         "    a bc  \nd\n e",
     ),
+    "lines in literals": (
+        "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<s>\nname\n'}}{% endif %}\n"
+        "{{m['role'] + '\n' + m['content'][-3:] + '</s>' + '\n'}}{% endfor %}\n"
+        "{% if add_generation_prompt %}{{ '<s>\n' }}{% endif %}",
+        {},
+        "<s>\nname\nuser\n👩‍👧</s>\nassistant\nlo </s>\nuser\now?</s>\n<s>\n",
+    ),
     "special tokens": (
         "{{ bos_token is defined }}{{ eos_token }}{{ pad_token }}{{ unk_token is defined }}",
         {},
@@ -123,12 +150,13 @@ TRICKY: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def folder_with(folder: Path, template: Any) -> Path:
-    """The pair's tokenizer with another template, in `tokenizer_config.json`."""
+def folder_with(folder: Path, template: Any, **names: str) -> Path:
+    """The pair's tokenizer with another template, and maybe more named tokens, in `tokenizer_config.json`."""
     config = json.loads((PAIR / "tokenizer_config.json").read_text(encoding="utf-8"))
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_bytes((PAIR / "tokenizer.json").read_bytes())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}), encoding="utf-8")
+    config |= {"chat_template": template, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
@@ -164,6 +192,37 @@ def test_text_equals_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_text_equals_transformers_for_qwen3_5(name: str) -> None:
     assert_equals_transformers(QWEN3_5, CONVERSATIONS[name])
+
+
+def outcome(render: Callable[..., str], messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+    """The text, or with what words the messages are refused."""
+    try:
+        return render(messages, **options)
+    except ChatTemplateError as error:
+        return str(error).removeprefix("chat template: ")
+    except Exception as error:  # transformers lets through whatever Jinja and Python raise
+        return str(error) if type(error).__name__ == "TemplateError" else f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_text_equals_transformers_for_published_templates(tmp_path: Path, name: str) -> None:
+    try:
+        file = Path(str(distribution("trl").locate_file(f"trl/chat_templates/{name}.jinja")))
+    except PackageNotFoundError:
+        pytest.skip("the published templates are not installed; `make test` does it")
+    folder = folder_with(tmp_path, file.read_text(encoding="utf-8"), bos_token="<|begin_of_text|>")
+    template = ChatTemplate(folder)
+    offers: tuple[dict[str, Any], ...] = (
+        {},
+        {"tools": []},
+        {"tools": [WEATHER]},
+        {"tools": [WEATHER, WEATHER], "tools_in_user_message": False},
+    )
+    switches = ({}, {"enable_thinking": True}, {"enable_thinking": False}, {"add_generation_prompt": False})
+    for (conversation, messages), offer, switch in product((CONVERSATIONS | SINGLE_CALLS).items(), offers, switches):
+        options = {**offer, **switch}
+        expected = outcome(functools.partial(reference, folder), messages, options)
+        assert outcome(template.render, messages, options) == expected, (conversation, options)
 
 
 def test_thinking_switch_of_the_pair() -> None:
@@ -246,6 +305,7 @@ def test_error_of_the_template_is_reported(tmp_path: Path, source: str, message:
     "options",
     [
         {"tools": ["weather"]},
+        {"tools": 5},
         {"documents": ["text"]},
         {"tools": [{"name": object()}]},
         {"moment": datetime(2026, 1, 1)},

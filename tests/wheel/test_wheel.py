@@ -15,9 +15,12 @@ import pytest
 PROMPT = "def add(a, b):\n"
 
 
+def _clean() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+
 def _run(*command: str | Path) -> str:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    environment = None if command[0] == sys.executable else clean  # a search path set here must not leak there
+    environment = None if command[0] == sys.executable else _clean()  # a search path set here must not leak there
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment, encoding="utf-8").stdout
 
 
@@ -81,6 +84,16 @@ def test_generates_what_the_test_environment_does(scripts: Path, small_bundle: C
     clean = json.loads(_run(scripts / "dflash", *args))
     assert clean["token_ids"] == here["token_ids"] and len(here["token_ids"]) == 24
     assert clean["speculation"]["drafted"] > 0
+
+
+def test_structured_output_says_what_to_install(
+    wheel: Path, scripts: Path, small_bundle: Callable[[str], Path]
+) -> None:
+    command = [scripts / "dflash", "generate", small_bundle("f32"), PROMPT, "--regex", "[0-9]{3}", "--quiet"]
+    refused = subprocess.run(command, env=_clean(), capture_output=True, encoding="utf-8")
+    assert refused.returncode == 1 and "pip install 'dflash-openvino[structured]'" in refused.stderr
+    _run(scripts / "python", "-m", "pip", "install", "--quiet", f"{wheel}[structured]")
+    assert len(_run(*command).strip()) == 3
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`dflash bench`: plain and DFlash decoding of the same prompts in one run, and the tables that come of it.
+"""`dflash bench`: plain and drafted decoding of the same prompts in one run, and the tables that come of it.
 
 Knows the options and in what order things happen. Figures are made in `bench` and `simulate`, their form in
 `bench_report`.
@@ -16,12 +16,13 @@ from tqdm import tqdm
 
 from ..bench import Comparison, compare, peak_memory, warm_up
 from ..charts import chart
-from ..engine import Engine, GenerationConfig, load
+from ..engine import Engine, GenerationConfig
 from ..lookup import BLOCK_SIZE
 from ..prompts import Dataset, Encoder, load_dataset
 from ..simulate import Width, bundle_work, predict, read_machine, read_profile, roofline, survival_curve
 from ..width import Costs
 from .bench_report import Report, prediction_json, prediction_lines, report_csv, report_json, report_lines
+from .options import engine_options, load_engine
 
 _POSITIVE = click.IntRange(min=1)
 _FOLDER = click.Path(path_type=Path)
@@ -34,11 +35,9 @@ _REPEATS = 5  # of every width, for the costs that predictions start from
 @click.option("--max-samples", type=_POSITIVE, help="First samples of every data set; default: all.")
 @click.option("-n", "--max-new-tokens", type=_POSITIVE, default=128, show_default=True)
 @click.option("--block-size", type=_POSITIVE, help="Rows of every verify, instead of a choice made each round.")
-@click.option("--thinking", is_flag=True, help="Let the chat template ask for reasoning.")
+@click.option("--thinking/--no-thinking", default=False, help="Let the chat template ask for reasoning.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after a stop token.")
-@click.option("--threads", type=_POSITIVE, help="Default: one per physical core.")
-@click.option("--max-context", type=_POSITIVE, help="Tokens of prompt and output together.")
-@click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Default: as the weights, where the CPU can.")
+@engine_options
 @click.option("--simulate", metavar="PROFILE", help="Predict from a survival profile: `article`, or a JSON file.")
 @click.option("--machine", type=_FOLDER, help="Predict for a machine described in a JSON file, instead of this one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
@@ -68,7 +67,7 @@ def command(
     if not datasets:
         raise click.UsageError("Give at least one --dataset, or a profile to --simulate.")
     loaded = [load_dataset(source, max_samples) for source in datasets]
-    engine, config = _load(bundle, options), _config(options)
+    engine, config = load_engine(bundle, options), _config(options)
     found, stop = _measure(engine, loaded, Encoder(bundle, engine.tokenizer, options["thinking"]), config)
     if found:
         costs = _costs(engine, None if stop else _REPEATS)  # after Ctrl-C, nothing more that takes time
@@ -77,12 +76,8 @@ def command(
         _write(report, csv_file, plot_file)
     if stop is not None:
         raise stop
-    if any(not one.is_identical for one in found):
+    if engine.is_exact and any(not one.is_identical for one in found):
         raise DFlashError("drafting changed a text, which it never may; `dflash verify` says where")
-
-
-def _load(bundle: Path, options: dict[str, Any]) -> Engine:
-    return load(bundle, **{name: options[name] for name in ("threads", "max_context", "precision")})
 
 
 def _config(options: dict[str, Any]) -> GenerationConfig:
@@ -123,14 +118,13 @@ def _write(report: Report, csv_file: Path | None, plot_file: Path | None) -> Non
 
 def _costs(engine: Engine, repeats: int | None) -> tuple[list[float], list[float]]:
     """Seconds of verifying and of drafting 1, 2, … rows: measured now, or without `repeats` as known."""
-    drafter = engine.bundle.manifest.drafter
-    verify, draft = engine.verify_costs, engine.draft_costs
+    models, verify, draft = engine.models, engine.verify_costs, engine.draft_costs
     if repeats is not None:
-        tuning = engine.models.measure(repeats)
+        tuning = models.measure(repeats)
         verify, draft = Costs(tuning.verify), Costs(tuning.draft)
-    rows = np.arange(1, (BLOCK_SIZE if drafter is None else drafter.block_size) + 1)
-    drafting = draft.curve(rows) if draft.seconds else np.zeros(len(rows))  # copies cost nothing
-    return verify.curve(np.maximum(rows, engine.models.minimum_rows)).tolist(), drafting.tolist()
+    rows = np.arange(1, (models.dflash.block_size if models.drafting == "dflash" and models.dflash else BLOCK_SIZE) + 1)
+    drafting = np.zeros(len(rows)) if models.dflash is None else draft.curve(rows)  # copies cost nothing
+    return verify.curve(np.maximum(rows, models.minimum_rows)).tolist(), drafting.tolist()
 
 
 def _simulate(
@@ -154,7 +148,7 @@ def _predicted(
 ) -> list[Width]:
     most = len(survival) + 1
     if machine is None:
-        verify, draft = _costs(_load(bundle, options), _REPEATS)
+        verify, draft = _costs(load_engine(bundle, options), _REPEATS)
         return predict(survival, verify[:most], draft[:most])
     verifying, drafting = bundle_work(manifest)
     described, rows = read_machine(machine), range(1, most + 1)

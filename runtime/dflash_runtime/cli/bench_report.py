@@ -76,7 +76,7 @@ def report_lines(report: Report) -> Iterator[str]:
         yield from table([title, *positions], shares)
     chosen = best(report.widths)
     yield f"\nbest fixed width by these figures: {chosen.rows} rows, {chosen.speedup:.2f}x"
-    yield "Pairs are plain and DFlash. Rates are pooled over requests; the acceptance length includes the bonus token."
+    yield "Pairs are plain and drafted. Rates are pooled over requests; the acceptance length includes the bonus token."
 
 
 _SPEED = ("speed", "requests", "tokens", "tok/s", "tok/s", "speed-up", "cost saved", "TTFT ms", "ms", "TPOT ms", "ms")
@@ -87,8 +87,11 @@ def _conditions(report: Report) -> Iterator[str]:
     block = "adaptive width" if report.config.block_size is None else f"block size {report.config.block_size}"
     thinking = "on" if report.thinking else "off"
     yield f"{report.config.max_new_tokens} new tokens at most, greedy, {block}, thinking {thinking}"
+    yield f"drafts by {report.engine.models.drafting}"
     settings = asdict(report.engine.models.settings)
     yield ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+    if not report.engine.is_exact:
+        yield "not bit-exact with these settings: drafts may change texts"
     if report.peak_memory is not None:
         yield f"peak memory {report.peak_memory / _MIB:,.0f} MiB"
 
@@ -111,6 +114,8 @@ def report_json(report: Report) -> str:
     found = {
         "bundle": str(engine.bundle.folder),
         "settings": asdict(engine.models.settings),
+        "drafting": engine.models.drafting,
+        "is_exact": engine.is_exact,
         "max_new_tokens": report.config.max_new_tokens,
         "block_size": report.config.block_size,
         "thinking": report.thinking,

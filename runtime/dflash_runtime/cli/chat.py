@@ -8,6 +8,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from ..chat import ChatTemplate
 from ..engine import Engine, GenerationConfig
 from ..session import ChatSession
 from .generate import figures
-from .options import engine_options, load_engine, request_options, requested
+from .options import engine_options, for_template, load_engine, request_options, requested, template_options
 
 _QUOTES = '"""'
+_ENDS = {"cancelled": "(stopped)", "length": "(cut short; -n sets how long answers may be)"}
 _HELP = f"""\
 End a line with \\ to go on in the next one, or put several between {_QUOTES} and {_QUOTES}.
 /reset  forget the conversation, but for the system message
@@ -34,6 +36,7 @@ Ctrl-C stops an answer; what there is of it stays in the conversation."""
 @click.command("chat")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--system", metavar="TEXT", help="System message ahead of the conversation.")
+@template_options
 @request_options
 @engine_options
 def command(bundle: Path, system: str | None, **options: Any) -> None:
@@ -41,12 +44,13 @@ def command(bundle: Path, system: str | None, **options: Any) -> None:
 
     Type /help for the commands in between. Options of sampling default to what the bundle recommends.
     """
+    template = for_template(options)
     read_manifest(bundle)  # a folder that is no bundle is better told so than blamed for its lack of a template
     ChatTemplate(bundle)  # what is missing is said before the models are loaded
     with contextlib.suppress(ImportError):  # not on Windows; where it is, lines can be edited and recalled
         import readline  # noqa: F401
     engine = load_engine(bundle, options)
-    config = requested(engine.defaults, options)
+    config = replace(requested(engine.defaults, options), template_options=template)
     session = engine.chat(system)
     for message in _messages():
         if message.startswith("/"):
@@ -97,8 +101,8 @@ def _answer(session: ChatSession, message: str, config: GenerationConfig) -> Non
         click.echo()
     except DFlashError as error:  # such as a conversation that outgrew the context
         click.echo(f"Error: {error}", err=True)
-    if session.last.finish_reason == "cancelled":
-        click.echo("(stopped)", err=True)
+    if note := _ENDS.get(session.last.finish_reason or ""):
+        click.echo(note, err=True)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from dflash_graphs.manifest import Graph, Manifest, Port, Source, read_manifest
 from dflash_graphs.specs import AttentionSpec, DrafterSpec, TargetSpec
 
 from ..certificate import read_certificate
+from ..recommended import read_recommended
 
 
 @click.command("show")
@@ -36,6 +37,8 @@ def _describe(bundle: Path, manifest: Manifest) -> Iterator[str]:
     yield f"written  with {', '.join(f'{name} {version}' for name, version in manifest.versions.items())}"
     if (certificate := read_certificate(bundle)) is not None:
         yield f"verified {certificate.summary(manifest)}"
+    if (tuned := read_recommended(bundle)) is not None:
+        yield f"tuned    {tuned.summary(manifest)}"
     for name, graph in manifest.graphs.items():
         yield f"\ngraph {name}, {graph.weight_format} weights"
         yield from _ports(graph)

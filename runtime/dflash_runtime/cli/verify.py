@@ -22,6 +22,7 @@ from ..prompts import BUILT_IN, Encoder, load_dataset
 from ..quality import Score, score
 from ..reference import Agreement, Reference
 from ..verify import certify, draft_independence, kinds_of_drafts, self_tests
+from .options import engine_options, load_engine
 from .tables import table
 
 _POSITIVE = click.IntRange(min=1)
@@ -48,8 +49,7 @@ class _Report:
 @click.option("--reference", metavar="CHECKPOINT", type=_FOLDER, help="Compare with transformers in f32, too.")
 @click.option("--quality", metavar="TEXT", type=_FILE, help="Measure the perplexity of a text file, too.")
 @click.option("--against", metavar="BUNDLE", type=_FOLDER, help="Another format of the model, to compare with.")
-@click.option("--threads", type=_POSITIVE, help="Default: one per physical core.")
-@click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Default: as the weights, where the CPU can.")
+@engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     bundle: Path, keep: bool, quality: Path | None, against: Path | None, as_json: bool, **options: Any
@@ -69,13 +69,16 @@ def command(
         raise KeyboardInterrupt
     if against is not None and report.score is not None and text is not None:
         report.other = _other_score(against, text, ids)
-    if keep:
+    if keep and report.certificate.is_complete:
         write_certificate(bundle, report.certificate)
     click.echo(_json(report) if as_json else "\n".join(_lines(report, manifest)))
     if not report.certificate.is_complete:
         raise KeyboardInterrupt
-    if not report.certificate.is_exact:
-        raise DFlashError("drafting changed the result on this machine, which it never may; please report the above")
+    if report.certificate.is_exact:
+        return
+    if report.certificate.settings["kv_precision"] == "u8":
+        raise DFlashError("drafting changed the result, as it may with a u8 cache; any other --kv-precision is exact")
+    raise DFlashError("drafting changed the result on this machine, which it never may; please report the above")
 
 
 def _prove(
@@ -84,12 +87,11 @@ def _prove(
     prompts: str | None,
     tokens: int,
     reference: Path | None,
-    threads: int | None,
-    precision: str | None,
+    **options: Any,
 ) -> tuple[_Report, Sequence[int]]:
     """Everything that needs this bundle loaded; it is let go before another is."""
     oracle = None if reference is None else Reference(reference)
-    engine = load(bundle, threads=threads, precision=precision)
+    engine = load_engine(bundle, options)
     dataset = load_dataset(prompts) if prompts else load_dataset(str(BUILT_IN)).spread(_BUILT_IN_PROMPTS)
     encoder = Encoder(bundle, engine.tokenizer)
     encoded = [(sample.name, encoder.encode(sample)) for sample in dataset.samples]
