@@ -74,7 +74,8 @@ def _write_graph(part: Part, folder: Path, meter: _Meter) -> Graph:
     inputs, outputs = part.ops.ports(path)
     return Graph(
         file=f"{part.name}/{part.ops.FILE}",
-        weight_format=part.weight_format,
+        weight_format=part.weight_format.name,
+        weights=part.weights.summary(),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
     )
@@ -89,6 +90,7 @@ def _manifest(plan: Plan, folder: Path, written: dict[str, Graph]) -> Manifest:
         drafter=plan.drafter,
         target_source=_source(plan.target_folder),
         drafter_source=None if plan.drafter_folder is None else _source(plan.drafter_folder),
+        int4=plan.int4,
         embedding_dtype=plan.embeddings.dtype,
         graphs=written,
         files={path.relative_to(folder).as_posix(): _hashed(path) for path in files},

@@ -5,22 +5,23 @@ build graphs (`plan` does, once the checkpoints are on this machine). Refuses a 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dflash_graphs.errors import ExportError
+from dflash_graphs.manifest import Int4
 from dflash_graphs.memory import available_memory, cache_bytes
 from dflash_graphs.specs import DrafterSpec, TargetSpec
 
 from .checkpoint import DTYPES
 from .drafter_config import drafter_spec
+from .formats import FORMATS, Format
 from .hf_config import target_spec
 from .hub import HubOptions, Listing, inspect
-from .plan import ExportRequest
+from .plan import ExportRequest, formats_of
 from .repository import free_space
 from .shapes import EMBEDDING, expected_shapes, head_name
-from .weights import FORMATS, GROUPS
 
 _MOST_MEMORY = 3_000_000_000  # bytes of memory an export takes; it streams, so this holds for any size
 _LEAST_MEMORY = 500_000_000  # of them for Python, OpenVINO and NNCF themselves
@@ -119,32 +120,31 @@ def _stored(config: Mapping[str, Any]) -> str:
 
 def _graph_bytes(target: TargetSpec, drafter: DrafterSpec | None, request: ExportRequest, weight_format: str) -> int:
     """Bytes of all graphs, with a target in `weight_format`."""
-    head = request.head_format or ("int8" if weight_format == "int4" else weight_format)
+    asked = request
+    if weight_format != request.weight_format:
+        asked = replace(request, weight_format=weight_format, int4=None)
+    trunk, head, draft = (Format(name, asked.int4 or Int4()) for name in formats_of(asked))
     total = _matrix_bytes("", (target.vocab_size, target.hidden_size), head)
     outside = {EMBEDDING, head_name(target)}
     shapes = {name: shape for name, shape in expected_shapes(target).items() if name not in outside}
-    total += sum(_matrix_bytes(name, shape, weight_format) for name, shape in shapes.items())
+    total += sum(_matrix_bytes(name, shape, trunk) for name, shape in shapes.items())
     if drafter is not None:
-        draft_format = request.draft_format or weight_format
         draft_rows = min(request.draft_vocabulary, target.vocab_size)
-        total += _matrix_bytes("", (draft_rows, target.hidden_size), draft_format)
+        total += _matrix_bytes("", (draft_rows, target.hidden_size), draft)
         for name, shape in expected_shapes(drafter).items():
             twice = ".k_proj." in name or ".v_proj." in name  # used for the context and for the block
-            total += (1 + twice) * _matrix_bytes(name, shape, draft_format)
+            total += (1 + twice) * _matrix_bytes(name, shape, draft)
     return total
 
 
-def _matrix_bytes(name: str, shape: tuple[int, ...], weight_format: str) -> int:
+def _matrix_bytes(name: str, shape: tuple[int, ...], weight_format: Format) -> int:
     """Bytes of a matrix as `weights` stores it; vectors count as nothing."""
     if len(shape) != 2:
         return 0
-    values = shape[0] * shape[1]
-    if weight_format in DTYPES:
-        return values * DTYPES[weight_format].itemsize
-    group = next((size for size in GROUPS if shape[1] % size == 0), None)
-    if weight_format == "int8" or ".linear_attn." in name or group is None:
-        return values + 4 * shape[0]
-    return values // 2 + 4 * values // group
+    size = weight_format.layout(name, shape).nbytes(shape)
+    if name and weight_format.may_be_4_bits(name, shape):  # which layers keep 8 bits, their values will tell
+        size += round((1 - weight_format.int4.ratio) * shape[0] * shape[1] / 2)
+    return size
 
 
 def _device(folder: Path) -> int:

@@ -10,8 +10,10 @@ import openvino as ov
 import pytest
 from dflash_exporter.backends import BACKENDS
 from dflash_exporter.checkpoint import Checkpoint, Tensor
+from dflash_exporter.formats import Format
 from dflash_exporter.weights import CheckpointWeights
 from dflash_graphs.errors import CheckpointError, ExportError, UnsupportedError
+from dflash_graphs.manifest import Int4
 from dflash_graphs.openvino_emitter import OpenVinoOps
 from dflash_graphs.weights import Array
 from safetensors.numpy import save_file
@@ -38,11 +40,11 @@ def random(dtype: Any = np.float32) -> dict[str, Array]:
 
 
 def written(
-    folder: Path, tensors: dict[str, Tensor], weight_format: str, backend: str = "openvino"
+    folder: Path, tensors: dict[str, Tensor], weight_format: str, backend: str = "openvino", int4: Int4 | None = None
 ) -> tuple[Path, dict[str, Any]]:
     """Write one product per tensor; return the file and the bits of each."""
     ops = BACKENDS[backend]().emitter("test")
-    weights = CheckpointWeights(tensors, weight_format, blocked=BACKENDS[backend]().blocked)
+    weights = CheckpointWeights(tensors, Format(weight_format, int4 or Int4(), blocked=BACKENDS[backend]().blocked))
     bits = {}
     for name, tensor in tensors.items():
         matrix = weights.matrix(name)
@@ -99,14 +101,14 @@ def test_what_stays_at_8_bits_in_int4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("stored", "kept"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float32")])
 def test_precise_matrices_keep_their_values(tmp_path: Path, stored: str, kept: str) -> None:
     original = random(np.dtype(stored))["a"]
-    matrix = CheckpointWeights(write(tmp_path, {"a": original}), "int4").matrix("a", precise=True)
+    matrix = CheckpointWeights(write(tmp_path, {"a": original}), Format("int4")).matrix("a", precise=True)
     assert matrix.values.dtype.name == kept
     assert np.array_equal(matrix.values.astype(np.float32), original.astype(np.float32))
 
 
 def test_arrays_are_f32(tmp_path: Path) -> None:
     values = np.arange(5).astype(ml_dtypes.bfloat16)
-    array = CheckpointWeights(write(tmp_path, {"n": values}), "bf16").array("n")
+    array = CheckpointWeights(write(tmp_path, {"n": values}), Format("bf16")).array("n")
     assert array.dtype == np.float32
     assert array.tolist() == [0, 1, 2, 3, 4]
 
@@ -124,7 +126,7 @@ def test_values_too_large_for_f16(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_changes_a_blank_is_an_error(tmp_path: Path) -> None:
-    weights = CheckpointWeights(write(tmp_path, random()), "f32")
+    weights = CheckpointWeights(write(tmp_path, random()), Format("f32"))
     ops = OpenVinoOps("test")
     ops.output("y", ops.add(ops.input("x", [64, 256]), ops.constant(weights.matrix("a").values + 1)))
     ops.save(tmp_path / "openvino_model.xml")
