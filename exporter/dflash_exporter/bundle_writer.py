@@ -5,13 +5,17 @@ Knows the order of things and what a bundle contains. Does not know configuratio
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from dflash_graphs.manifest import EMBEDDINGS, MANIFEST, File, Graph, Manifest, Source
+from dflash_graphs.weights import Array
 
+from .calibration import record
+from .data_aware import compress_layers, recorded
 from .partial import partial_folder, sync
 from .plan import COPIED, ExportRequest, Part, Plan, make_plan
 
@@ -32,7 +36,8 @@ def export(request: ExportRequest, progress: Progress | None = None) -> Path:
     with partial_folder(output, total + _OTHER_FILES, MANIFEST, overwrite=request.overwrite) as folder:
         meter = _Meter(progress, total)
         _write_embeddings(plan, folder, meter)
-        written = {part.name: _write_graph(part, folder, meter) for part in plan.parts}
+        compressed = {"target": _data_aware(plan, folder, meter)}
+        written = {part.name: _write_graph(part, folder, meter, compressed.get(part.name, ())) for part in plan.parts}
         for name in COPIED:
             if (plan.target_folder / name).is_file():
                 shutil.copyfile(plan.target_folder / name, folder / name)
@@ -65,12 +70,33 @@ def _write_embeddings(plan: Plan, folder: Path, meter: _Meter) -> None:
             meter.add("embeddings", rows.nbytes)
 
 
-def _write_graph(part: Part, folder: Path, meter: _Meter) -> Graph:
+_Compressed = Iterable[tuple[str, dict[str, Array]]]
+
+
+def _data_aware(plan: Plan, folder: Path, meter: _Meter) -> _Compressed:
+    """Record what the target's matrices are multiplied with, and return those to be compressed accordingly."""
+    if plan.texts is None or plan.int4 is None:
+        return ()
+    weights = plan.parts[0].weights
+    layouts = weights.layouts()
+    with TemporaryDirectory(dir=folder) as scratch:
+        records = record(
+            plan.target,
+            weights.tensors,
+            recorded(layouts),
+            plan.texts,
+            Path(scratch),
+            lambda: meter.add("reading the data set", 0),
+        )
+    return compress_layers(weights.tensors, layouts, records, plan.int4)
+
+
+def _write_graph(part: Part, folder: Path, meter: _Meter, compressed: _Compressed) -> Graph:
     """Write one graph, then its weights; the ports are those a reader of the file finds."""
     path = folder / part.name / part.ops.FILE
     path.parent.mkdir()
     part.ops.save(path)
-    part.weights.fill(*part.ops.constants(path), lambda count: meter.add(part.name, count))
+    part.weights.fill(*part.ops.constants(path), lambda count: meter.add(part.name, count), compressed)
     inputs, outputs = part.ops.ports(path)
     return Graph(
         file=f"{part.name}/{part.ops.FILE}",

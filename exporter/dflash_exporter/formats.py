@@ -107,5 +107,9 @@ def check_int4(options: Int4 | None, formats: tuple[str, ...]) -> None:
         raise ExportError("options of int4 were given, but no weight format is int4.")
     if options.group_size not in GROUPS:
         raise ExportError(f"the group size is {options.group_size}; choose one of {', '.join(map(str, GROUPS))}.")
+    if (options.awq or options.scale_estimation) != (options.dataset is not None):
+        raise ExportError("AWQ and scale estimation need a data set, and a data set serves nothing else; give both.")
+    if options.dataset is not None and formats[0] != "int4":
+        raise ExportError("a data set serves the target, whose weight format is not int4.")
     if not 0 < options.ratio <= 1:
         raise ExportError(f"the ratio of int4 is {options.ratio}; give a share above 0 and at most 1.")

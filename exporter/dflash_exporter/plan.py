@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from dflash_graphs import graphs
 from dflash_graphs.errors import CheckpointError, ExportError
 from dflash_graphs.manifest import Int4
 from dflash_graphs.specs import CHUNK, DrafterSpec, TargetSpec
 from dflash_graphs.vocabulary import Dim, Emitter
+from numpy.typing import NDArray
 
 from .backends import BACKENDS, Backend
+from .calibration import windows
 from .checkpoint import Checkpoint, Tensor
 from .drafter_config import drafter_spec
 from .formats import FORMATS, Format, check_int4
@@ -83,6 +86,7 @@ class Plan:
     drafter_folder: Path | None = None
     drafter: DrafterSpec | None = None
     int4: Int4 | None = None  # where a part has that format
+    texts: NDArray[np.int32] | None = None  # windows of tokens to compress the target with
 
 
 def make_plan(request: ExportRequest) -> Plan:
@@ -100,7 +104,8 @@ def make_plan(request: ExportRequest) -> Plan:
         raise CheckpointError(f"{source.folder} has no {TOKENIZER}. Download the tokenizer files of the target, too.")
     tensors = source.select(expected_shapes(spec))
     int4 = target_format.int4 if "int4" in formats_of(request) else None
-    plan = Plan(backend, source.folder, spec, tensors[EMBEDDING], parts=(), int4=int4)
+    texts = windows(request.calibration) if int4 is not None and int4.dataset is not None else None
+    plan = Plan(backend, source.folder, spec, tensors[EMBEDDING], parts=(), int4=int4, texts=texts)
     sizes = _Sizes(backend.rows or CHUNK, backend.capacity or min(request.capacity, spec.max_positions))
     if request.drafter is None:
         return replace(plan, parts=_target_parts(plan, tensors, target_format, head_format, (), sizes))

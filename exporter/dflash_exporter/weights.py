@@ -7,7 +7,7 @@ values there, block by block. So an export needs neither the memory nor the scra
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,15 +36,15 @@ class CheckpointWeights:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], weight_format: Format) -> None:
-        self._tensors, self._format = tensors, weight_format
+        self.tensors, self._format = tensors, weight_format
         self._matrices: dict[str, Matrix] = {}
         self._marks: list[_Place] = []
 
     def array(self, name: str) -> NDArray[np.float32]:
-        return self._tensors[name].read().astype(np.float32)
+        return self.tensors[name].read().astype(np.float32)
 
     def matrix(self, name: str, *, precise: bool = False) -> Matrix:
-        tensor = self._tensors[name]
+        tensor = self.tensors[name]
         if precise:  # f16 to f32: a device that computes in bf16 would round it
             values = tensor.read() if tensor.dtype != "f16" else self.array(name)
             return Matrix(values, (values.shape[0], values.shape[1]))
@@ -61,7 +61,11 @@ class CheckpointWeights:
     @property
     def nbytes(self) -> int:
         """Bytes that `fill` will write."""
-        return sum(self._layout(name).nbytes(self._tensors[name].shape) for name in self._matrices)
+        return sum(self._layout(name).nbytes(self.tensors[name].shape) for name in self._matrices)
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how each matrix asked for is stored."""
+        return {name: self._layout(name) for name in self._matrices}
 
     def summary(self) -> dict[str, int]:
         """Return the layouts of the matrices asked for, with the number of values each applies to."""
@@ -70,19 +74,35 @@ class CheckpointWeights:
             found[str(self._layout(name))] += prod(matrix.shape)
         return dict(found)
 
-    def fill(self, data: Path, constants: Iterable[tuple[int, int]], progress: Callable[[int], None]) -> None:
+    def fill(
+        self,
+        data: Path,
+        constants: Iterable[tuple[int, int]],
+        progress: Callable[[int], None],
+        compressed: Iterable[tuple[str, Mapping[str, Array]]] = (),
+    ) -> None:
         """Write the values of every matrix asked for into the file `data`; `progress` takes bytes written.
 
-        `constants` lists offset and size in bytes of everything that may be a blank of this. Raises CheckpointError for
-        damaged tensors and UnsupportedError for values the format cannot hold.
+        `constants` lists offset and size in bytes of everything that may be a blank of this; `compressed` yields
+        matrices that are compressed already, as `compress` returns them. Raises CheckpointError for damaged tensors and
+        UnsupportedError for values the format cannot hold.
         """
         with data.open("r+b") as file:
             places = self._find(file, constants)
-            for batch in self._batches():
-                for place, offset, values in self._converted(batch):
+
+            def write(name: str, row: int, arrays: Mapping[str, Array]) -> None:
+                for place, offset, values in self._placed(name, row, arrays):
                     file.seek(places[place] + offset)
                     file.write(np.ascontiguousarray(values).view(np.uint8).data)
                     progress(values.nbytes)
+
+            done = set()
+            for name, arrays in compressed:
+                write(name, 0, arrays)
+                done.add(name)
+            for batch in self._batches(self._matrices.keys() - done):
+                for (name, row, _), arrays in zip(batch, self._converted(batch), strict=True):
+                    write(name, row, arrays)
 
     def _find(self, file: BinaryIO, constants: Iterable[tuple[int, int]]) -> dict[_Place, int]:
         """Return where in the file each blank lies."""
@@ -97,11 +117,11 @@ class CheckpointWeights:
             raise ExportError(f"{file.name} does not hold {lost} unchanged; please report this defect.")
         return found
 
-    def _batches(self) -> Iterator[list[_Block]]:
+    def _batches(self, names: Set[str]) -> Iterator[list[_Block]]:
         """Group blocks of one layout for compression; float blocks go one by one."""
         batch: list[_Block] = []
-        for name in sorted(self._matrices, key=lambda name: self._layout(name).bits):
-            for row, values in self._tensors[name].blocks():
+        for name in sorted((n for n in self._matrices if n in names), key=lambda name: self._layout(name).bits):
+            for row, values in self.tensors[name].blocks():
                 if batch and (self._layout(name) != self._layout(batch[0][0]) or _values(batch) + values.size > _BATCH):
                     yield batch
                     batch = []
@@ -113,22 +133,19 @@ class CheckpointWeights:
             yield batch
 
     def _layout(self, name: str) -> Layout:
-        return self._format.layout(name, self._tensors[name].shape)
+        return self._format.layout(name, self.tensors[name].shape)
 
-    def _converted(self, batch: list[_Block]) -> Iterator[tuple[_Place, int, Array]]:
-        """Yield (place, byte offset inside it, values) of a batch in the format of its matrices."""
+    def _converted(self, batch: list[_Block]) -> list[dict[str, Array]]:
+        """Return the arrays of each block of a batch in the format of its matrix."""
         layout = self._layout(batch[0][0])
         if layout.bits == 16:
-            ((name, row, values),) = batch
-            converted = [{"values": _cast(name, values, self._matrices[name].values.dtype)}]
-        else:
-            converted = compress([values for _, _, values in batch], layout)
-        for (name, row, _), arrays in zip(batch, converted, strict=True):
-            yield from self._placed(name, row, arrays)
+            ((name, _, values),) = batch
+            return [{"values": _cast(name, values, self._matrices[name].values.dtype)}]
+        return compress([values for _, _, values in batch], layout)
 
     def _placed(self, name: str, row: int, arrays: Mapping[str, Array]) -> Iterator[tuple[_Place, int, Array]]:
         """Yield (place, byte offset inside it, values) of compressed rows, the first of which is `row`."""
-        layout, shape = self._layout(name), self._tensors[name].shape
+        layout, shape = self._layout(name), self.tensors[name].shape
         for part, array in self._as_stored(layout, shape, arrays).items():
             yield (name, part), row * layout.parts(shape)[part] // 8, array
 
