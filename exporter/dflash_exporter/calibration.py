@@ -69,18 +69,20 @@ def record(
     texts: NDArray[np.int32],
     folder: Path,
     progress: Callable[[], None],
+    weight_format: str = "int8",
 ) -> Records:
-    """Run the target over `texts` [samples, LENGTH] and return what goes into the matrices `wanted`.
+    """Run a copy of the target over `texts` [samples, LENGTH] and return what goes into the matrices `wanted`.
 
-    Writes to `folder`. `progress` is called after each sample.
+    The copy is written to `folder`. `progress` is called after each sample.
     """
-    weights = CheckpointWeights(tensors, Format("int8"))
+    weights = CheckpointWeights(tensors, Format(weight_format))
     ops = _Tap({name: weights.matrix(name) for name in wanted})
     graphs.target(ops, spec, weights, (), rows=CHUNK, capacity=LENGTH)
     path = folder / ops.FILE
     ops.save(path)
     weights.fill(*ops.constants(path), lambda count: None)
-    target = _Target(spec, ov.Core().compile_model(path, "CPU"), tensors[EMBEDDING])
+    compiled = ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    target = _Target(spec, compiled, tensors[EMBEDDING])
     widths = {output: tensors[tensor].shape[1] for tensor, output in ops.names.items()}
     records = {
         output: np.zeros((len(texts), LENGTH // _STRIDE, width), ml_dtypes.bfloat16) for output, width in widths.items()

@@ -1,7 +1,7 @@
 """Compression of a target to 4 bits with an eye on what its matrices are multiplied with: AWQ, scale estimation.
 
-Knows how to show NNCF one layer at a time, so that memory does not grow with the model, and that AWQ moves a factor
-from the columns of down_proj to the rows of up_proj, both of one MLP. Does not know how inputs were recorded
+Knows how to show NNCF one layer at a time, so that memory does not grow with the model. AWQ moves factors from the
+columns of down_proj to the rows of up_proj, where both get 4 bits. Does not know how inputs were recorded
 (`calibration`).
 """
 
@@ -16,7 +16,7 @@ from openvino import opset15 as op
 
 from .calibration import Records
 from .checkpoint import Tensor
-from .compress import compress, constants_of, integers, lend_nncf
+from .compress import constants_of, integers, lend_nncf
 from .formats import Layout
 
 _GATE, _UP, _DOWN = (f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
@@ -31,28 +31,23 @@ def recorded(layouts: Mapping[str, Layout]) -> list[str]:
 def compress_layers(
     tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout], records: Records, options: Int4
 ) -> Iterator[tuple[str, dict[str, Array]]]:
-    """Yield the name and the arrays (as `compress` returns them) of each matrix in a layer that has some at 4 bits."""
+    """Yield the name and the arrays (as `compress` returns them) of each matrix that gets 4 bits."""
     layers: dict[str, list[str]] = {}
     for name in layouts:
-        layers.setdefault(_layer(name), []).append(name)
+        layers.setdefault(".".join(name.split(".")[:2]), []).append(name)
     for names in layers.values():
-        yield from _compress_layer({n: layouts[n] for n in names}, tensors, records, options)
-
-
-def _layer(name: str) -> str:
-    return ".".join(name.split(".")[:2])
+        if wanted := [name for name in names if layouts[name].bits == 4]:
+            mlp = [name for name in names if ".mlp." in name] if any(".mlp." in name for name in wanted) else []
+            yield from _compress_layer(wanted, list(dict.fromkeys(wanted + mlp)), tensors, records, options)
 
 
 def _compress_layer(
-    layouts: Mapping[str, Layout], tensors: Mapping[str, Tensor], records: Records, options: Int4
+    wanted: list[str], names: list[str], tensors: Mapping[str, Tensor], records: Records, options: Int4
 ) -> Iterator[tuple[str, dict[str, Array]]]:
-    is_mlp = any(layout.bits == 4 for name, layout in layouts.items() if ".mlp." in name)
-    names = [name for name, layout in layouts.items() if layout.bits == 4 or (is_mlp and ".mlp." in name)]
-    if not names:
-        return
+    """Compress the matrices `wanted` of a layer; `names` are those to compute with."""
     values = {name: tensors[name].read().astype(np.float32) for name in names}
-    whole = [name for name in names if layouts[name].bits == 8]  # to be computed with, but not brought to 4 bits
     samples = _samples({name: records[name] for name in names if name in records})
+    has_pair = sum(name.endswith((_UP, _DOWN)) for name in wanted) == 2
     with lend_nncf() as nncf:
         mode = nncf.CompressWeightsMode.INT4_SYM if options.symmetric else nncf.CompressWeightsMode.INT4_ASYM
         adjust = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
@@ -62,19 +57,16 @@ def _compress_layer(
             group_size=options.group_size,
             ratio=1.0,
             all_layers=True,
-            ignored_scope=nncf.IgnoredScope(names=[f"{name}/product" for name in whole]),
+            ignored_scope=nncf.IgnoredScope(names=[f"{name}/product" for name in names if name not in wanted]),
             dataset=nncf.Dataset(samples),
             subset_size=len(samples),
-            awq=options.awq,
+            awq=options.awq and has_pair,
             scale_estimation=options.scale_estimation,
             advanced_parameters=adjust,
         )
     constants = constants_of(compressed)
-    for name in names:
-        if name in whole:  # AWQ may have changed its rows
-            yield name, compress([constants[name].get_data()], layouts[name])[0]
-        else:
-            yield name, integers(constants, name)
+    for name in wanted:
+        yield name, integers(constants, name)
 
 
 def _samples(records: Records) -> list[dict[str, Array]]:
