@@ -33,7 +33,7 @@ def export(request: ExportRequest, progress: Progress | None = None) -> Path:
     plan = make_plan(request)
     total = plan.embeddings.nbytes + sum(part.weights.nbytes for part in plan.parts)
     output = Path(request.output).absolute()
-    with partial_folder(output, total + _OTHER_FILES, MANIFEST, overwrite=request.overwrite) as folder:
+    with partial_folder(output, total + plan.copy + _OTHER_FILES, MANIFEST, overwrite=request.overwrite) as folder:
         meter = _Meter(progress, total)
         _write_embeddings(plan, folder, meter)
         compressed = {"target": _data_aware(plan, folder, meter)}

@@ -28,13 +28,13 @@ from .weights import CheckpointWeights
 LENGTH = 128  # tokens the target reads from nothing; a multiple of CHUNK
 SAMPLES = 128  # such windows, from all over the texts
 _STRIDE = 8  # of the rows of a window, every so many-th is kept
+RECORDED_BYTES = SAMPLES * LENGTH // _STRIDE * 2  # per column of what is recorded, at most
 
 Records = dict[str, Array]  # tensor name -> bf16 [samples, LENGTH / _STRIDE, width]; some tensors share an array
 
 
 def windows(ids: Sequence[int]) -> NDArray[np.int32]:
-    """Cut the tokens of texts to int32 [samples, LENGTH], spread over all; raises ExportError when there are too few.
-    """
+    """Cut the tokens of texts to int32 [samples, LENGTH], spread over all; raises ExportError when there are too few."""
     count = len(ids) // LENGTH
     if count == 0:
         raise ExportError(f"the data set has {len(ids)} tokens; give at least {LENGTH}, better {SAMPLES * LENGTH}.")

@@ -20,7 +20,7 @@ from .backends import BACKENDS, Backend
 from .calibration import windows
 from .checkpoint import Checkpoint, Tensor
 from .drafter_config import drafter_spec
-from .formats import FORMATS, Format, check_int4
+from .formats import FORMATS, Format, Layout, check_int4
 from .hf_config import target_spec
 from .ratio import with_ratio
 from .shapes import EMBEDDING, expected_shapes, head_name
@@ -87,6 +87,14 @@ class Plan:
     drafter: DrafterSpec | None = None
     int4: Int4 | None = None  # where a part has that format
     texts: NDArray[np.int32] | None = None  # windows of tokens to compress the target with
+
+    @property
+    def copy(self) -> int:
+        """Bytes of the int8 copy of the target that reads the texts."""
+        if self.texts is None:
+            return 0
+        weights = self.parts[0].weights
+        return sum(Layout(8).nbytes(weights.tensors[name].shape) for name in weights.layouts())
 
 
 def make_plan(request: ExportRequest) -> Plan:
