@@ -34,7 +34,7 @@ Records = dict[str, Array]  # tensor name -> bf16 [samples, LENGTH / _STRIDE, wi
 
 
 def windows(ids: Sequence[int]) -> NDArray[np.int32]:
-    """Cut the tokens of texts to int32 [samples, LENGTH], spread over all; raises ExportError when there are too few."""
+    """Cut the tokens of texts to int32 [samples, LENGTH], from all over them; raises ExportError for too few."""
     count = len(ids) // LENGTH
     if count == 0:
         raise ExportError(f"the data set has {len(ids)} tokens; give at least {LENGTH}, better {SAMPLES * LENGTH}.")

@@ -31,15 +31,15 @@ def compress(blocks: Sequence[Array], layout: Layout) -> list[dict[str, Array]]:
         if layout.bits == 8:
             options = {"mode": nncf.CompressWeightsMode.INT8_SYM}
         else:
-            options = {"mode": int4_mode(nncf, layout), "group_size": layout.group_size, "ratio": 1.0}
-            options["all_layers"] = True
+            mode = int4_mode(nncf, layout.symmetric)
+            options = {"mode": mode, "group_size": layout.group_size, "ratio": 1.0, "all_layers": True}
         compressed = nncf.compress_weights(_products(blocks), **options)
     constants = constants_of(compressed)
     return [integers(constants, f"w{i}") for i in range(len(blocks))]
 
 
-def int4_mode(nncf: Any, layout: Layout) -> Any:
-    return nncf.CompressWeightsMode.INT4_SYM if layout.symmetric else nncf.CompressWeightsMode.INT4_ASYM
+def int4_mode(nncf: Any, symmetric: bool) -> Any:
+    return nncf.CompressWeightsMode.INT4_SYM if symmetric else nncf.CompressWeightsMode.INT4_ASYM
 
 
 def constants_of(model: ov.Model) -> dict[str, Any]:

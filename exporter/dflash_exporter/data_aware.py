@@ -16,7 +16,7 @@ from openvino import opset15 as op
 
 from .calibration import Records
 from .checkpoint import Tensor
-from .compress import constants_of, integers, lend_nncf
+from .compress import constants_of, int4_mode, integers, lend_nncf
 from .formats import Layout
 
 _GATE, _UP, _DOWN = (f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
@@ -49,11 +49,10 @@ def _compress_layer(
     samples = _samples({name: records[name] for name in names if name in records})
     has_pair = sum(name.endswith((_UP, _DOWN)) for name in wanted) == 2
     with lend_nncf() as nncf:
-        mode = nncf.CompressWeightsMode.INT4_SYM if options.symmetric else nncf.CompressWeightsMode.INT4_ASYM
         adjust = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
         compressed = nncf.compress_weights(
             _layer_model(values),
-            mode=mode,
+            mode=int4_mode(nncf, options.symmetric),
             group_size=options.group_size,
             ratio=1.0,
             all_layers=True,

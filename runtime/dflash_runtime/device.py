@@ -65,6 +65,12 @@ def choose_settings(
     )
 
 
+def default_format(core: ov.Core) -> str:
+    """The float weight format that stays at 16 bits in this machine's memory: without bf16 products OpenVINO unpacks
+    bf16 to f32, but not f16."""
+    return "bf16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f16"
+
+
 def cpu_name() -> str:
     """The model of the processor, as far as the system tells."""
     try:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import openvino as ov
 from dflash_graphs.errors import ExportError
 from dflash_graphs.manifest import Int4
 from tqdm import tqdm
 
+from ..device import default_format
 from ..prompts import Encoder, load_dataset
 from ..tokenizer import Tokenizer
 
@@ -25,7 +27,7 @@ _FORMAT = click.Choice(["f32", "bf16", "f16", "int8", "int4"])
 @click.argument("target")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("--draft", metavar="DRAFTER|none", help="Default: the one published for the target (`dflash models`).")
-@click.option("--weight-format", type=_FORMAT, default="bf16", show_default=True)
+@click.option("--weight-format", type=_FORMAT, help="Default: bf16 where the CPU has bf16 products, else f16.")
 @click.option("--head-format", type=_FORMAT, help="Format of the head; default: as the rest, int8 for int4.")
 @click.option("--draft-format", type=_FORMAT, help="Format of the drafter; default: as the rest.")
 @click.option("--sym/--asym", "symmetric", default=None, help="int4 without or with zero points; default: without.")
@@ -69,6 +71,7 @@ def command(
     of the data set: that takes its size in memory and on the disk, beside up to
     4 GB for the rest.
     """
+    options["weight_format"] = options["weight_format"] or default_format(ov.Core())
     output = out or Path(f"{Path(target).name}-DFlash-{options['weight_format']}")
     hub = {"revision": revision, "cache_dir": cache_dir, "token": token, "offline": offline}
     int4 = {name: options.pop(name) for name in ("symmetric", "group_size", "ratio", "awq", "scale_estimation")}
