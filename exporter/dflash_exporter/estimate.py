@@ -152,11 +152,11 @@ def _trunk_bytes(target: TargetSpec, weight_format: Format) -> int:
 
 
 def _calibration_bytes(target: TargetSpec, copy: int) -> int:
-    """Memory for the packed int8 copy, then for what was recorded and NNCF's work on the largest layer, in f32."""
+    """Memory for the int8 copy, mapped and packed, or NNCF's work on a layer in f32, beside what was recorded."""
     attention = target.attention.heads * target.attention.head_dim + target.hidden_size
     width = len(target.layers) * target.hidden_size + len(target.attention_layers) * attention
     layer = 12 * target.hidden_size * target.intermediate_size
-    return _LEAST_MEMORY + RECORDED_BYTES * width + max(copy, _LAYERS * layer)
+    return _LEAST_MEMORY + RECORDED_BYTES * width + max(2 * copy, _LAYERS * layer)
 
 
 def _matrix_bytes(name: str, shape: tuple[int, ...], weight_format: Format) -> int:

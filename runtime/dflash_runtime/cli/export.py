@@ -68,8 +68,8 @@ def command(
     \b
     --awq and --scale-estimation look at what the matrices of a target are
     multiplied with. They run an int8 copy of it over 128 windows of 128 tokens
-    of the data set: that takes its size in memory and on the disk, beside up to
-    4 GB for the rest.
+    of the data set. That takes its size on the disk for a while, and twice its
+    size in memory beside 1 to 3 GB for the rest; --dry-run says how much.
     """
     options["weight_format"] = options["weight_format"] or default_format(ov.Core())
     output = out or Path(f"{Path(target).name}-DFlash-{options['weight_format']}")
