@@ -5,13 +5,17 @@ Knows the order of things and what a bundle contains. Does not know configuratio
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from dflash_graphs.manifest import EMBEDDINGS, MANIFEST, File, Graph, Manifest, Source
+from dflash_graphs.weights import Array
 
+from .calibration import record
+from .data_aware import compress_layers, recorded
 from .partial import partial_folder, sync
 from .plan import COPIED, ExportRequest, Part, Plan, make_plan
 
@@ -29,10 +33,11 @@ def export(request: ExportRequest, progress: Progress | None = None) -> Path:
     plan = make_plan(request)
     total = plan.embeddings.nbytes + sum(part.weights.nbytes for part in plan.parts)
     output = Path(request.output).absolute()
-    with partial_folder(output, total + _OTHER_FILES, MANIFEST, overwrite=request.overwrite) as folder:
+    with partial_folder(output, total + plan.copy + _OTHER_FILES, MANIFEST, overwrite=request.overwrite) as folder:
         meter = _Meter(progress, total)
         _write_embeddings(plan, folder, meter)
-        written = {part.name: _write_graph(part, folder, meter) for part in plan.parts}
+        compressed = {"target": _data_aware(plan, folder, meter)}
+        written = {part.name: _write_graph(part, folder, meter, compressed.get(part.name, ())) for part in plan.parts}
         for name in COPIED:
             if (plan.target_folder / name).is_file():
                 shutil.copyfile(plan.target_folder / name, folder / name)
@@ -65,16 +70,38 @@ def _write_embeddings(plan: Plan, folder: Path, meter: _Meter) -> None:
             meter.add("embeddings", rows.nbytes)
 
 
-def _write_graph(part: Part, folder: Path, meter: _Meter) -> Graph:
+_Compressed = Iterable[tuple[str, dict[str, Array]]]
+
+
+def _data_aware(plan: Plan, folder: Path, meter: _Meter) -> _Compressed:
+    """Record what the target's matrices are multiplied with, and return those to be compressed accordingly."""
+    if plan.texts is None or plan.int4 is None:
+        return ()
+    weights = plan.parts[0].weights
+    layouts = weights.layouts()
+    with TemporaryDirectory(dir=folder) as scratch:
+        records = record(
+            plan.target,
+            weights.tensors,
+            recorded(layouts),
+            plan.texts,
+            Path(scratch),
+            lambda: meter.add("reading the data set", 0),
+        )
+    return compress_layers(weights.tensors, layouts, records, plan.int4)
+
+
+def _write_graph(part: Part, folder: Path, meter: _Meter, compressed: _Compressed) -> Graph:
     """Write one graph, then its weights; the ports are those a reader of the file finds."""
     path = folder / part.name / part.ops.FILE
     path.parent.mkdir()
     part.ops.save(path)
-    part.weights.fill(*part.ops.constants(path), lambda count: meter.add(part.name, count))
+    part.weights.fill(*part.ops.constants(path), lambda count: meter.add(part.name, count), compressed)
     inputs, outputs = part.ops.ports(path)
     return Graph(
         file=f"{part.name}/{part.ops.FILE}",
-        weight_format=part.weight_format,
+        weight_format=part.weight_format.name,
+        weights=part.weights.summary(),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
     )
@@ -89,6 +116,7 @@ def _manifest(plan: Plan, folder: Path, written: dict[str, Graph]) -> Manifest:
         drafter=plan.drafter,
         target_source=_source(plan.target_folder),
         drafter_source=None if plan.drafter_folder is None else _source(plan.drafter_folder),
+        int4=plan.int4,
         embedding_dtype=plan.embeddings.dtype,
         graphs=written,
         files={path.relative_to(folder).as_posix(): _hashed(path) for path in files},

@@ -43,12 +43,14 @@ class Tensor:
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def blocks(self, values: int = BLOCK) -> Iterator[tuple[int, Array]]:
-        """Yield (first row, block of rows) in the stored float type, at most `values` values or one row each.
+        """Yield (first row, block of rows) in the stored float type, at most `values` values or two rows each.
+
+        The first row is even, so that two 4-bit values of different blocks never share a byte.
 
         Raises CheckpointError at a value that is NaN or infinite and when the file ends early.
         """
         dtype, width = DTYPES[self.dtype], prod(self.shape[1:])
-        step = max(1, values // width)
+        step = max(2, values // width & ~1)
         with self.file.open("rb") as file:
             file.seek(self.offset)
             for row in range(0, self.shape[0], step):

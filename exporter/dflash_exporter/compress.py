@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
@@ -18,25 +18,41 @@ from dflash_graphs.errors import ExportError
 from dflash_graphs.weights import Array
 from openvino import opset15 as op
 
+from .formats import Layout
 
-def compress(blocks: Sequence[Array], bits: int, group_size: int | None) -> list[tuple[Array, Array]]:
-    """Compress f32 blocks [rows, in] symmetrically in one call (a call has a fixed cost of 0.2 s).
 
-    Returns per block the integers, int8 [rows, in] or packed 4-bit values (two a byte, low nibble first, flat), and the
-    scales, f32 [rows, 1] or [rows, in / group_size, 1].
+def compress(blocks: Sequence[Array], layout: Layout) -> list[dict[str, Array]]:
+    """Compress f32 blocks [rows, in] to 8 or 4 bits in one call (a call has a fixed cost of 0.2 s).
+
+    Returns per block `values`, int8 [rows, in] or packed 4-bit integers (two a byte, low nibble first, flat), `scale`,
+    f32 [rows, 1] or [rows, in / group_size, 1], and where the layout has them `zero_point`, packed like 4-bit values.
     """
-    with _nncf() as nncf:
-        if bits == 8:
+    with lend_nncf() as nncf:
+        if layout.bits == 8:
             options = {"mode": nncf.CompressWeightsMode.INT8_SYM}
         else:
-            mode = nncf.CompressWeightsMode.INT4_SYM
-            options = {"mode": mode, "group_size": group_size, "ratio": 1.0, "all_layers": True}
+            mode = int4_mode(nncf, layout.symmetric)
+            options = {"mode": mode, "group_size": layout.group_size, "ratio": 1.0, "all_layers": True}
         compressed = nncf.compress_weights(_products(blocks), **options)
-    constants = {node.get_friendly_name(): node for node in compressed.get_ops() if node.get_type_name() == "Constant"}
-    return [
-        (constants[f"w{i}"].get_data().copy(), constants[f"w{i}/scale"].get_data().astype(np.float32))
-        for i in range(len(blocks))
-    ]
+    constants = constants_of(compressed)
+    return [integers(constants, f"w{i}") for i in range(len(blocks))]
+
+
+def int4_mode(nncf: Any, symmetric: bool) -> Any:
+    return nncf.CompressWeightsMode.INT4_SYM if symmetric else nncf.CompressWeightsMode.INT4_ASYM
+
+
+def constants_of(model: ov.Model) -> dict[str, Any]:
+    return {node.get_friendly_name(): node for node in model.get_ops() if node.get_type_name() == "Constant"}
+
+
+def integers(constants: Mapping[str, Any], name: str) -> dict[str, Array]:
+    """Take what NNCF made of the constant `name`; arrays as `compress` returns them."""
+    found = {"values": constants[name].get_data().copy()}
+    found["scale"] = constants[f"{name}/scale"].get_data().astype(np.float32)
+    if f"{name}/zero_point" in constants:
+        found["zero_point"] = constants[f"{name}/zero_point"].get_data().copy()
+    return found
 
 
 def _products(blocks: Sequence[Array]) -> ov.Model:
@@ -51,7 +67,7 @@ def _products(blocks: Sequence[Array]) -> ov.Model:
 
 
 @contextmanager
-def _nncf() -> Iterator[Any]:
+def lend_nncf() -> Iterator[Any]:
     """Lend NNCF: silent on stdout (which is for data), without telemetry, and without its import of PyTorch.
 
     NNCF imports PyTorch wherever it is installed, only to find that an OpenVINO model is not a PyTorch one: 2 s and

@@ -5,24 +5,27 @@ build graphs (`plan` does, once the checkpoints are on this machine). Refuses a 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dflash_graphs.errors import ExportError
+from dflash_graphs.manifest import Int4
 from dflash_graphs.memory import available_memory, cache_bytes
 from dflash_graphs.specs import DrafterSpec, TargetSpec
 
+from .calibration import RECORDED_BYTES
 from .checkpoint import DTYPES
 from .drafter_config import drafter_spec
+from .formats import FORMATS, Format
 from .hf_config import target_spec
 from .hub import HubOptions, Listing, inspect
-from .plan import ExportRequest
+from .plan import ExportRequest, formats_of
 from .repository import free_space
 from .shapes import EMBEDDING, expected_shapes, head_name
-from .weights import FORMATS, GROUPS
 
 _MOST_MEMORY = 3_000_000_000  # bytes of memory an export takes; it streams, so this holds for any size
+_LAYERS = 3  # times its size that the work on an MLP takes in memory
 _LEAST_MEMORY = 500_000_000  # of them for Python, OpenVINO and NNCF themselves
 
 
@@ -34,6 +37,8 @@ class Estimate:
     target: Listing
     drafter: Listing | None
     bundles: dict[str, int]  # weight format of the target -> size of the bundle
+    copy: int  # of them on the disk for a while: an int8 copy of the target that reads a data set
+    calibration: int  # memory for that copy, what is recorded and the work on a layer; 0 without a data set
     loaded: int  # memory the bundle takes when loaded for `request.capacity` tokens: weights and caches
     cache: Path  # where downloads go
 
@@ -48,14 +53,16 @@ class Estimate:
     @property
     def memory(self) -> int:
         """Memory the export takes at most."""
-        return min(_MOST_MEMORY, _LEAST_MEMORY + self.target.size + (self.drafter.size if self.drafter else 0))
+        streaming = _LEAST_MEMORY + self.target.size + (self.drafter.size if self.drafter else 0)
+        return max(min(_MOST_MEMORY, streaming), self.calibration)
 
     def check(self) -> None:
         """Raise ExportError when the disks or the memory of this machine do not suffice for the export."""
         output = Path(self.request.output)
-        places = [(self.cache, self.download, "the download"), (output, self.bundle, "the bundle")]
+        written = self.bundle + self.copy
+        places = [(self.cache, self.download, "the download"), (output, written, "the bundle")]
         if _device(self.cache) == _device(output):
-            places = [(output, self.download + self.bundle, "download and bundle")]
+            places = [(output, self.download + written, "download and bundle")]
         for folder, need, what in places:
             if need > (free := free_space(folder)):
                 raise ExportError(
@@ -76,7 +83,8 @@ class Estimate:
                 yield f"{role:<9}{listing.source.name}{commit}: {_gb(listing.size)}, {_gb(listing.missing)} to download"
         yield f"download {_gb(self.download)} to {self.cache}, {_gb(free_space(self.cache))} free"
         output = Path(self.request.output)
-        yield f"bundle   {_gb(self.bundle)} to {output}, {_gb(free_space(output))} free"
+        copy = f", {_gb(self.copy)} more for a while" if self.copy else ""
+        yield f"bundle   {_gb(self.bundle)} to {output}{copy}, {_gb(free_space(output))} free"
         yield f"formats  {', '.join(f'{name} {_gb(size)}' for name, size in self.bundles.items())}"
         available = available_memory()
         left = "" if available is None else f"; {_gb(available)} available"
@@ -100,8 +108,11 @@ def estimate(request: ExportRequest, options: HubOptions | None = None) -> Estim
         draft_spec = drafter_spec(drafter.config, spec, f"{drafter.source.name}/config.json")
     embeddings = spec.vocab_size * spec.hidden_size * DTYPES[_stored(target.config)].itemsize
     graphs = {chosen: _graph_bytes(spec, draft_spec, request, chosen) for chosen in FORMATS}
+    copy = _trunk_bytes(spec, Format("int8")) if request.int4 is not None and request.int4.dataset is not None else 0
     return Estimate(
         request=request,
+        copy=copy,
+        calibration=_calibration_bytes(spec, copy) if copy else 0,
         target=target,
         drafter=drafter,
         bundles={chosen: embeddings + size for chosen, size in graphs.items()},
@@ -119,32 +130,43 @@ def _stored(config: Mapping[str, Any]) -> str:
 
 def _graph_bytes(target: TargetSpec, drafter: DrafterSpec | None, request: ExportRequest, weight_format: str) -> int:
     """Bytes of all graphs, with a target in `weight_format`."""
-    head = request.head_format or ("int8" if weight_format == "int4" else weight_format)
+    asked = request
+    if weight_format != request.weight_format:
+        asked = replace(request, weight_format=weight_format, int4=None)
+    trunk, head, draft = (Format(name, asked.int4 or Int4()) for name in formats_of(asked))
     total = _matrix_bytes("", (target.vocab_size, target.hidden_size), head)
-    outside = {EMBEDDING, head_name(target)}
-    shapes = {name: shape for name, shape in expected_shapes(target).items() if name not in outside}
-    total += sum(_matrix_bytes(name, shape, weight_format) for name, shape in shapes.items())
+    total += _trunk_bytes(target, trunk)
     if drafter is not None:
-        draft_format = request.draft_format or weight_format
         draft_rows = min(request.draft_vocabulary, target.vocab_size)
-        total += _matrix_bytes("", (draft_rows, target.hidden_size), draft_format)
+        total += _matrix_bytes("", (draft_rows, target.hidden_size), draft)
         for name, shape in expected_shapes(drafter).items():
             twice = ".k_proj." in name or ".v_proj." in name  # used for the context and for the block
-            total += (1 + twice) * _matrix_bytes(name, shape, draft_format)
+            total += (1 + twice) * _matrix_bytes(name, shape, draft)
     return total
 
 
-def _matrix_bytes(name: str, shape: tuple[int, ...], weight_format: str) -> int:
+def _trunk_bytes(target: TargetSpec, weight_format: Format) -> int:
+    """Bytes of the target's graph, which holds neither embeddings nor head."""
+    shapes = expected_shapes(target)
+    return sum(_matrix_bytes(n, s, weight_format) for n, s in shapes.items() if n not in (EMBEDDING, head_name(target)))
+
+
+def _calibration_bytes(target: TargetSpec, copy: int) -> int:
+    """Memory for the int8 copy, mapped and packed, or NNCF's work on a layer in f32, beside what was recorded."""
+    attention = target.attention.heads * target.attention.head_dim + target.hidden_size
+    width = len(target.layers) * target.hidden_size + len(target.attention_layers) * attention
+    layer = 12 * target.hidden_size * target.intermediate_size
+    return _LEAST_MEMORY + RECORDED_BYTES * width + max(2 * copy, _LAYERS * layer)
+
+
+def _matrix_bytes(name: str, shape: tuple[int, ...], weight_format: Format) -> int:
     """Bytes of a matrix as `weights` stores it; vectors count as nothing."""
     if len(shape) != 2:
         return 0
-    values = shape[0] * shape[1]
-    if weight_format in DTYPES:
-        return values * DTYPES[weight_format].itemsize
-    group = next((size for size in GROUPS if shape[1] % size == 0), None)
-    if weight_format == "int8" or ".linear_attn." in name or group is None:
-        return values + 4 * shape[0]
-    return values // 2 + 4 * values // group
+    size = weight_format.layout(name, shape).nbytes(shape)
+    if name and weight_format.may_be_4_bits(name, shape):  # which layers keep 8 bits, their values will tell
+        size += round((1 - weight_format.int4.ratio) * shape[0] * shape[1] / 2)
+    return size
 
 
 def _device(folder: Path) -> int:

@@ -33,11 +33,23 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int | str, ...]
 
 
+class Int4(msgspec.Struct, frozen=True, kw_only=True):
+    """How matrices are brought to 4 bits."""
+
+    symmetric: bool = True  # without zero points
+    group_size: int = 128  # columns that share a scale: 128, 64 or 32; where it does not divide a width, the next one
+    ratio: float = 1.0  # share of the weights at 4 bits, of those that could be; the others have 8
+    awq: bool = False  # whether columns were scaled by what they are multiplied with
+    scale_estimation: bool = False  # whether scales were fitted to what they are multiplied with
+    dataset: str | None = None  # name of the texts those two looked at
+
+
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
     """One graph file, its weight format (f32, bf16, f16, int8, int4) and its ports."""
 
     file: str
     weight_format: str
+    weights: dict[str, int] = {}  # how matrices are stored in detail -> number of their values
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
@@ -56,6 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     drafter: DrafterSpec | None = None
     target_source: Source
     drafter_source: Source | None = None
+    int4: Int4 | None = None
     embedding_dtype: str  # of `embeddings.bin`, row-major [vocab_size, hidden_size]: f32, bf16 or f16
     graphs: dict[str, Graph]
     files: dict[str, File]

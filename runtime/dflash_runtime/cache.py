@@ -11,7 +11,6 @@ from pathlib import Path
 from .bundle import cache_folder
 
 KINDS = {
-    "compiled": "graphs compiled for this machine",
     "tuning": "measured cost of widths",
     "checked": "bundles whose hashes were found right",
 }
@@ -43,7 +42,7 @@ def prune(limit: int) -> list[Entry]:
     """Remove the longest unused entries until the cache takes at most `limit` bytes; return what was removed."""
     found = entries()
     total, removed = sum(entry.size for entry in found), []
-    for entry in sorted(found, key=lambda entry: entry.kind != "compiled"):  # the others are small and slow to make
+    for entry in found:
         if total <= limit:
             break
         removed.append(entry)

@@ -85,6 +85,12 @@ def choose_settings(
     )
 
 
+def default_format(core: ov.Core) -> str:
+    """The 16-bit weight format that is fast on this CPU: where it has no bf16 products, OpenVINO multiplies with f16
+    weights several times as fast as with bf16 ones."""
+    return "bf16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f16"
+
+
 def cpu_name() -> str:
     """The model of the processor, as far as the system tells."""
     try:

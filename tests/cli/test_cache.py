@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from dflash_runtime.cache import entries
 from dflash_runtime.cli import main
 
-SIZES = {"tuning/old.json": 100, "compiled/graph.blob": 5000, "compiled/bundle/a.blob": 3000, "checked/stamp": 10}
+SIZES = {"tuning/old.json": 100, "checked/large": 5000, "checked/folder/a": 3000, "checked/stamp": 10}
 
 
 def run(*args: str) -> Result:
@@ -37,8 +37,8 @@ def names() -> list[str]:
 @pytest.mark.usefixtures("folder")
 def test_list() -> None:
     lines = run("list").stdout.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == ["tuning", "compiled", "compiled", "checked"]
-    assert lines[1].split() == ["compiled", "5", "kB", "3", "days", "graph.blob"]
+    assert [line.split()[0] for line in lines[:-1]] == ["tuning", "checked", "checked", "checked"]
+    assert lines[1].split() == ["checked", "5", "kB", "3", "days", "large"]
     assert lines[-1].startswith("8 kB in ")
     rows = json.loads(run("list", "--json").stdout)
     assert [(row["kind"], row["size"]) for row in rows] == [(e.kind, e.size) for e in entries()]
@@ -51,19 +51,19 @@ def test_list_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("folder")
-def test_prune_takes_the_longest_unused_compiled_graphs_first() -> None:
+def test_prune_takes_the_longest_unused_first() -> None:
     assert run("prune", "--max-size", "9k").stdout == "Removed 0 entries, 0 B.\n"
-    assert run("prune", "--max-size", "4K").stdout == "Removed 1 entries, 5 kB.\n"
-    assert names() == ["old.json", "bundle", "stamp"]
-    assert run("prune", "--max-size", "110").exit_code == 0
-    assert names() == ["old.json", "stamp"]
+    assert run("prune", "--max-size", "8.05k").stdout == "Removed 1 entries, 100 B.\n"
+    assert names() == ["large", "folder", "stamp"]
+    assert run("prune", "--max-size", "4k").exit_code == 0
+    assert names() == ["folder", "stamp"]
     assert run("prune", "--max-size", "0").exit_code == 0
     assert names() == []
 
 
 def test_clear_leaves_what_is_not_ours(folder: Path) -> None:
     outside = folder / "not-ours"
-    (folder / "compiled" / "link").symlink_to(outside)
+    (folder / "checked" / "link").symlink_to(outside)
     assert run("clear").stdout == "Removed 5 entries, 8 kB.\n"
     assert names() == [] and outside.read_text() == "precious"
 

@@ -13,7 +13,7 @@ from dflash_exporter.estimate import Estimate, estimate
 from dflash_exporter.hub import HubOptions, resolve
 from dflash_exporter.models import drafter_for
 from dflash_graphs.errors import CheckpointError, ExportError, UnsupportedError
-from dflash_graphs.manifest import read_manifest
+from dflash_graphs.manifest import Int4, read_manifest
 from dflash_graphs.memory import available_memory, cache_bytes
 
 from tests.exporter.hub_stand_in import COMMIT, StandIn, serving
@@ -53,6 +53,27 @@ def test_an_estimate_of_folders(local: Estimate, pair_folder: Path) -> None:
     text = "\n".join(local.lines())
     assert "target: 0.0" in text and "to download" in text and "bf16 0.02 GB" in text and "4096 tokens" in text
     assert estimate(replace(local.request, drafter=None)).bundle < local.bundle
+
+
+def test_a_data_set_takes_memory_and_disk(local: Estimate) -> None:
+    options = Int4(awq=True, dataset="texts.txt")
+    planned = estimate(replace(local.request, weight_format="int4", int4=options))
+    plain = estimate(replace(local.request, weight_format="int4"))
+    assert plain.copy == plain.calibration == 0 and planned.bundles == plain.bundles
+    assert 0 < planned.copy < plain.bundles["int8"]
+    assert planned.memory >= planned.calibration > planned.copy
+    assert "more for a while" in "\n".join(planned.lines())
+    with pytest.raises(ExportError, match="need a data set"):
+        estimate(replace(local.request, weight_format="int4", int4=Int4(awq=True)))
+
+
+@pytest.mark.parametrize(
+    "options", [Int4(symmetric=False), Int4(group_size=32), Int4(ratio=0.5), Int4(symmetric=False, group_size=64)]
+)
+def test_the_size_of_an_int4_bundle(local: Estimate, tmp_path: Path, options: Int4) -> None:
+    request = replace(local.request, weight_format="int4", int4=options, output=tmp_path / "bundle")
+    written = sum(path.stat().st_size for path in export(request).rglob("*.bin"))
+    assert abs(estimate(request).bundle - written) < 500_000
 
 
 def test_ids_to_bundle(hub: StandIn, tmp_path: Path) -> None:

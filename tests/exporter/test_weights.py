@@ -10,8 +10,11 @@ import openvino as ov
 import pytest
 from dflash_exporter.backends import BACKENDS
 from dflash_exporter.checkpoint import Checkpoint, Tensor
+from dflash_exporter.formats import Format
+from dflash_exporter.ratio import with_ratio
 from dflash_exporter.weights import CheckpointWeights
 from dflash_graphs.errors import CheckpointError, ExportError, UnsupportedError
+from dflash_graphs.manifest import Int4
 from dflash_graphs.openvino_emitter import OpenVinoOps
 from dflash_graphs.weights import Array
 from safetensors.numpy import save_file
@@ -38,11 +41,11 @@ def random(dtype: Any = np.float32) -> dict[str, Array]:
 
 
 def written(
-    folder: Path, tensors: dict[str, Tensor], weight_format: str, backend: str = "openvino"
+    folder: Path, tensors: dict[str, Tensor], weight_format: str, backend: str = "openvino", int4: Int4 | None = None
 ) -> tuple[Path, dict[str, Any]]:
     """Write one product per tensor; return the file and the bits of each."""
     ops = BACKENDS[backend]().emitter("test")
-    weights = CheckpointWeights(tensors, weight_format, blocked=BACKENDS[backend]().blocked)
+    weights = CheckpointWeights(tensors, Format(weight_format, int4 or Int4(), blocked=BACKENDS[backend]().blocked))
     bits = {}
     for name, tensor in tensors.items():
         matrix = weights.matrix(name)
@@ -96,17 +99,54 @@ def test_what_stays_at_8_bits_in_int4(tmp_path: Path) -> None:
     assert bits == {"a": 4, "b": 4, "c": 4, "d": 4, "e": 8, "layers.0.linear_attn.out_proj.weight": 8}
 
 
+@pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16])
+def test_zero_points_help_lopsided_weights(tmp_path: Path, stored: Any) -> None:
+    original = {name: np.abs(values) for name, values in random(stored).items()}
+    tensors = write(tmp_path, original)
+    errors = {}
+    for symmetric in (True, False):
+        path, bits = written(tmp_path, tensors, "int4", int4=Int4(symmetric=symmetric))
+        found = read_back(path, SHAPES)
+        errors[symmetric] = {
+            n: np.mean((found[n] - original[n].astype(np.float32)) ** 2) for n in SHAPES if bits[n] == 4
+        }
+    assert set(errors[False]) == {"a", "c"}  # the others are too small for zero points
+    assert all(errors[False][name] < errors[True][name] / 2 for name in errors[False])
+
+
+@pytest.mark.parametrize("size", [128, 64, 32])
+def test_group_sizes(tmp_path: Path, size: int) -> None:
+    weights = CheckpointWeights(write(tmp_path, random()), Format("int4", Int4(group_size=size)))
+    groups = {name: weights.matrix(name).group_size for name in SHAPES}
+    assert groups["a"] == groups["b"] == size
+    assert (groups["c"], groups["d"], groups["e"]) == (min(size, 64), 32, None)
+    summary = weights.summary()
+    assert summary["int8 sym, per row"] == 7 * 40 + 48 * 128
+    assert sum(summary.values()) == sum(out * width for out, width in SHAPES.values())
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1.0, set()), (0.7, {"narrow"}), (0.34, {"narrow", "middle"})])
+def test_ratio_spares_the_most_sensitive(tmp_path: Path, ratio: float, expected: set[str]) -> None:
+    """Where all values are small, rounding is finest: as NNCF has it, such layers have most to lose."""
+    generator = np.random.default_rng(0)
+    scales = {"wide": 4.0, "middle": 2.0, "narrow": 1.0, "layers.0.linear_attn.out_proj.weight": 1.0}
+    values = {name: generator.standard_normal((64, 128), dtype=np.float32) * scale for name, scale in scales.items()}
+    tensors = write(tmp_path, values | {"norm": np.ones(4, np.float32)})
+    chosen = with_ratio(Format("int4", Int4(ratio=ratio)), tensors)
+    assert chosen.at_8_bits == expected
+
+
 @pytest.mark.parametrize(("stored", "kept"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float32")])
 def test_precise_matrices_keep_their_values(tmp_path: Path, stored: str, kept: str) -> None:
     original = random(np.dtype(stored))["a"]
-    matrix = CheckpointWeights(write(tmp_path, {"a": original}), "int4").matrix("a", precise=True)
+    matrix = CheckpointWeights(write(tmp_path, {"a": original}), Format("int4")).matrix("a", precise=True)
     assert matrix.values.dtype.name == kept
     assert np.array_equal(matrix.values.astype(np.float32), original.astype(np.float32))
 
 
 def test_arrays_are_f32(tmp_path: Path) -> None:
     values = np.arange(5).astype(ml_dtypes.bfloat16)
-    array = CheckpointWeights(write(tmp_path, {"n": values}), "bf16").array("n")
+    array = CheckpointWeights(write(tmp_path, {"n": values}), Format("bf16")).array("n")
     assert array.dtype == np.float32
     assert array.tolist() == [0, 1, 2, 3, 4]
 
@@ -124,7 +164,7 @@ def test_values_too_large_for_f16(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_changes_a_blank_is_an_error(tmp_path: Path) -> None:
-    weights = CheckpointWeights(write(tmp_path, random()), "f32")
+    weights = CheckpointWeights(write(tmp_path, random()), Format("f32"))
     ops = OpenVinoOps("test")
     ops.output("y", ops.add(ops.input("x", [64, 256]), ops.constant(weights.matrix("a").values + 1)))
     ops.save(tmp_path / "openvino_model.xml")

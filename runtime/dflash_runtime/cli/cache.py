@@ -28,7 +28,7 @@ def _bytes(text: str) -> int:
 def command() -> None:
     """List or shrink what is kept in the cache folder.
 
-    Compiled graphs, measurements and checks of bundles; all of it is made again when needed. DFLASH_CACHE names another
+    Measurements and checks of bundles; all of it is made again when needed. DFLASH_CACHE names another
     folder.
     """
 
@@ -50,7 +50,7 @@ def list_entries(as_json: bool) -> None:
 @command.command("prune")
 @click.option("--max-size", type=_bytes, metavar="SIZE", required=True, help="What may stay, as in 500M or 2G.")
 def prune_entries(max_size: int) -> None:
-    """Remove the longest unused entries, compiled graphs first, until the rest is small enough."""
+    """Remove the longest unused entries until the rest is small enough."""
     _report(prune(max_size))
 
 

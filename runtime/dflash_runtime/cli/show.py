@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
-from dflash_graphs.manifest import Graph, Manifest, Port, Source, read_manifest
+from dflash_graphs.manifest import Graph, Int4, Manifest, Port, Source, read_manifest
 from dflash_graphs.specs import AttentionSpec, DrafterSpec, TargetSpec
 
 from ..certificate import read_certificate
@@ -35,12 +35,15 @@ def _describe(bundle: Path, manifest: Manifest) -> Iterator[str]:
         yield f"drafter  {_source(manifest.drafter_source)}"
         yield from (f"         {line}" for line in _drafter(manifest.drafter))
     yield f"written  with {', '.join(f'{name} {version}' for name, version in manifest.versions.items())}"
+    if manifest.int4 is not None:
+        yield f"int4     {_int4(manifest.int4)}"
     if (certificate := read_certificate(bundle)) is not None:
         yield f"verified {certificate.summary(manifest)}"
     if (tuned := read_recommended(bundle)) is not None:
         yield f"tuned    {tuned.summary(manifest)}"
     for name, graph in manifest.graphs.items():
         yield f"\ngraph {name}, {graph.weight_format} weights"
+        yield from (f"  {count:>13,} values {layout}" for layout, count in graph.weights.items())
         yield from _ports(graph)
     yield f"\nembeddings {manifest.embedding_dtype} [{manifest.target.vocab_size}, {manifest.target.hidden_size}]\n"
     yield from (f"{file.size:>16,}  {name}" for name, file in manifest.files.items())
@@ -51,6 +54,13 @@ def _source(source: Source | None) -> str:
     if source is None:
         return "unknown source"
     return source.name if source.revision is None else f"{source.name} at {source.revision}"
+
+
+def _int4(options: Int4) -> str:
+    methods = [name for name, on in (("AWQ", options.awq), ("scale estimation", options.scale_estimation)) if on]
+    fitted = f", {' and '.join(methods)} with {options.dataset}" if methods else ""
+    scheme = "symmetric" if options.symmetric else "asymmetric"
+    return f"{scheme}, groups of at most {options.group_size}, ratio {options.ratio:g}{fitted}"
 
 
 def _target(spec: TargetSpec) -> Iterator[str]:
