@@ -20,6 +20,7 @@ from .compress import compress
 
 FORMATS = ("f32", "bf16", "f16", "int8", "int4")
 GROUPS = (128, 64, 32)  # columns that share a 4-bit scale: the largest that divides the width
+_BLOCKS = {8: 64, 4: 32}  # most columns that share a scale in blocks: longer ones are not exact at odd row counts
 _MARK = 0xD1F1A5B1  # first of the two 32-bit words at the head of a blank; the second counts the blanks
 _BATCH = 1 << 25  # values compressed at once: 128 MiB as f32
 
@@ -36,6 +37,7 @@ def _blank_matrix(name: str, shape: tuple[int, ...], weight_format: str, blocked
         return Matrix(_blank(shape, DTYPES.get(weight_format, DTYPES["f32"])), (out, width))
     if blocked and group is not None:
         bits = 8 if weight_format == "int8" or ".linear_attn." in name else 4
+        group = min(group, _BLOCKS[bits])
         values, scale = _blank((out * width * bits // 8,), np.dtype(np.uint8)), _blank_scale(out, width // group)
         return Matrix(values, (out, width), bits, group, signed=False, scale=scale)
     if weight_format == "int8" or ".linear_attn." in name or group is None:

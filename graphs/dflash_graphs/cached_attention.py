@@ -46,8 +46,7 @@ def cached_attention(
     if causal and window is None and parts == 1:
         shape: list[Dim] = [1, spec.kv_heads, capacity, spec.head_dim]
         past = (ops.input(f"past_key.{layer}", shape), ops.input(f"past_value.{layer}", shape))
-        total = ops.add(start, ops.rows(at.ids))
-        out, *present = ops.causal_attention(query, key, value, past, total, spec)
+        out, *present = ops.causal_attention(query, key, value, past, at.ids, spec)
         for name, cache in zip(("key", "value"), present, strict=True):
             ops.output(f"present_{name}.{layer}", cache, shape)
         return out

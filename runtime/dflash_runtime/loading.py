@@ -119,7 +119,7 @@ def _load_exact(
         if tuning:
             return attempt, target, head, tuning.minimum_rows, tuning.difference
         vocabulary = bundle.manifest.target.vocab_size
-        if rows := smallest_exact_rows(target, head, vocabulary):
+        if rows := smallest_exact_rows(target, head, vocabulary, backend.fewest_rows):
             return attempt, target, head, rows, 0.0
     if not backend.is_strict:
         return attempt, target, head, _INEXACT_ROWS, largest_difference(target, head, vocabulary)
