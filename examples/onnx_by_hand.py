@@ -64,10 +64,12 @@ class Target(Graph):
             kind, _, layer = name.partition(".")
             if kind.startswith("present_"):
                 self.carried[name.replace("present", "past")] = array
-            elif kind in ("rows", "gates"):  # the convolution's past, then the rows since the last boundary
+            elif kind == "rows":  # what the convolution reaches back to
                 past = self.carried[f"past_{name}"]
-                before = len(past) - (CHUNK - 1)
-                rows = np.concatenate([past[: before + pending], array[:count]])
+                past[:] = np.concatenate([past, array[:count]])[-len(past) :]
+            elif kind in ("qk", "v", "gates"):  # the rows since the last boundary
+                past = self.carried[f"past_{name}"]
+                rows = np.concatenate([past[:pending], array[:count]])
                 rows = rows[CHUNK:] if pending + count >= CHUNK else rows
                 past[: len(rows)] = rows
             elif kind == "next_state" and pending + count >= CHUNK:

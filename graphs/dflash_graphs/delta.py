@@ -1,13 +1,13 @@
 """Gated DeltaNet over aligned chunks: the recurrence as a function of absolute positions only.
 
-The sequence is cut at multiples of CHUNK. A call recomputes the window of two chunks that starts at the last
-boundary: first the kept rows since then, then the call's own rows, then padding that changes nothing (beta 0, decay 1).
-So a row's result never depends on where a call began, and a rejected row never reaches a state.
+The sequence is cut at multiples of CHUNK. A call computes the window of two chunks that starts at the last boundary:
+first the kept rows since then, then the call's own rows, then padding that changes nothing (beta 0, decay 1). So a
+row's result never depends on where a call began, and a rejected row never reaches a state.
 
-Ports of layer `i`: inputs `past_rows.i` [history, conv_width] and `past_gates.i` [history, 2 * value_heads] (the
-convolution's past, then the rows since the boundary, oldest first, the rest ignored) and `state.i` [value_heads,
-key_dim, value_dim]; outputs `rows.i` and `gates.i`, the T rows to keep, and `next_state.i`, the state after the
-window's first chunk. All f32.
+Ports, all f32, of every recurrent layer. Inputs: `past_rows` [kernel - 1, conv_width], the projected rows before the
+call's own; `past_qk`, `past_v`, `past_gates` [CHUNK - 1, width], what is kept of the rows since the boundary, oldest
+first, the rest ignored; `state` [value_heads, key_dim, value_dim]. Outputs: `rows`, `qk`, `v`, `gates`, the T rows to
+keep; `next_state.i`, the state after the window's first chunk.
 
 The chunk form (WY) with decays c = cumsum(g), D = exp(c_i - c_j) for j <= i:
     (I + tril(beta K K' * D, -1)) N = beta (V - e^c K S),  O = e^c Q S + (Q K' * D) N,
@@ -22,6 +22,8 @@ unequal rank into nodes of its own, which lose the `precise` mark and then run i
 (signs come with `valid`), gates are computed before they are moved, and products have operands of one rank.
 """
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,42 +39,62 @@ from .weights import Weights
 class Window:
     """Index arithmetic shared by all recurrent layers of one call."""
 
-    taps: Value  # i32 [kernel * WINDOW]: which row of (past_rows, new rows) each tap of each window place reads
-    place: Value  # i32 [WINDOW]: which row of (past_gates, new gates) stands at each place
+    taps: list[Value]  # i32 [T] each: which row of (past_rows, new rows) a tap of the convolution reads
+    place: Value  # i32 [WINDOW]: which row of (kept, new rows) stands at each place
     valid: Value  # f32 [2, 1, CHUNK, 1]: 1 where a real token stands, else 0
     negative: Value  # -valid
     new: Value  # i32 [T]: the window places of the call's own rows
 
 
-def window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window | Span:
-    """Declare the port `pending_rows` i32 [1], the number of kept rows since the boundary, and place the rows."""
-    if ops.kernels is not None:
-        return span(ops.kernels, spec, ids)
+@dataclass(frozen=True)
+class Recurrence:
+    """What the recurrent layers of one call share: where rows stand, and their ports by name and layer."""
+
+    place: Window | Span
+    inputs: dict[str, dict[int, Value]]
+    outputs: dict[str, dict[int, Value]]
+
+    def declare_outputs(self, ops: Ops, spec: DeltaSpec) -> None:
+        """To be called once all layers are emitted."""
+        with ops.precise():
+            for name, width in _row_widths(spec).items():
+                ops.layers_output(name, self.outputs[name], [-1, width])
+
+
+def recurrence(ops: Ops, spec: DeltaSpec, layers: Sequence[int], ids: Value) -> Recurrence:
+    """Declare the inputs, with them `pending_rows` i32 [1], the number of kept rows since the boundary."""
+    with ops.precise():
+        reach, widths = spec.kernel - 1, _row_widths(spec)
+        rows = {name: [reach if name == "rows" else CHUNK - 1, width] for name, width in widths.items()}
+        inputs = {f"past_{name}": ops.layers_input(f"past_{name}", layers, shape) for name, shape in rows.items()}
+        inputs["state"] = ops.layers_input("state", layers, [spec.value_heads, spec.key_dim, spec.value_dim])
+    place = _window(ops, spec, ids) if ops.kernels is None else span(ops.kernels, ids)
+    return Recurrence(place, inputs, {name: {} for name in widths})
+
+
+def _row_widths(spec: DeltaSpec) -> dict[str, int]:
+    return {"rows": spec.conv_width, **spec.kept_widths}
+
+
+def _window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window:
     pending = ops.input("pending_rows", [1], "i32")
 
     def number(n: int) -> Value:
         return ops.constant(np.array([n], np.int32))
 
-    rows, before = ops.rows(ids), spec.kernel - 1
-    kept = ops.add(pending, number(before))
-    last = ops.add(rows, number(spec.history - 1))
-
-    def source(place: NDArray[np.int32]) -> Value:
-        """Row of (past, new) at `place`, counted from the first row the convolution reaches back to."""
-        at = ops.constant(place)
-        shifted = ops.minimum(ops.add(ops.subtract(at, kept), number(spec.history)), last)
-        return ops.select(ops.less(at, kept), at, shifted)
-
-    place = np.arange(WINDOW, dtype=np.int32)
-    taps = source((np.arange(spec.kernel, dtype=np.int32)[:, None] + place).reshape(-1))
-    real = ops.reshape(ops.less(ops.constant(place), ops.add(pending, rows)), [2, 1, CHUNK, 1])
+    rows, at = ops.rows(ids), ops.constant(np.arange(WINDOW, dtype=np.int32))
+    own = ops.minimum(ops.add(ops.subtract(at, pending), number(CHUNK - 1)), ops.add(rows, number(CHUNK - 2)))
+    place = ops.select(ops.less(at, pending), at, own)
+    real = ops.reshape(ops.less(at, ops.add(pending, rows)), [2, 1, CHUNK, 1])
     one, minus, zero = (ops.constant(np.array([x], np.float32)) for x in (1, -1, 0))
-    new = ops.add(ops.subtract(ids, ops.slice(ids, 0, 1, 0)), pending)
-    return Window(taps, source(place + before), ops.select(real, one, zero), ops.select(real, minus, zero), new)
+    offsets = ops.subtract(ids, ops.slice(ids, 0, 1, 0))
+    taps = [ops.add(offsets, number(j)) for j in range(spec.kernel)]
+    valid, negative = ops.select(real, one, zero), ops.select(real, minus, zero)
+    return Window(taps, place, valid, negative, ops.add(offsets, pending))
 
 
 def gated_delta(
-    ops: Ops, layer: int, mixed: Value, gates: Value, spec: DeltaSpec, at: Window | Span, weights: Weights
+    ops: Ops, layer: int, mixed: Value, gates: Value, spec: DeltaSpec, at: Recurrence, weights: Weights
 ) -> Value:
     """Run the layer's convolution and recurrence on its projected rows.
 
@@ -80,41 +102,45 @@ def gated_delta(
     `weights` is read at `layers.i.linear_attn.*`. Returns [T, value_heads * value_dim], before the gated norm.
     """
     with ops.precise():
-        ops.output(f"rows.{layer}", mixed, [-1, spec.conv_width])
-        ops.output(f"gates.{layer}", gates, [-1, 2 * spec.value_heads])
-        if isinstance(at, Span):
-            return sequential_delta(layer, mixed, gates, spec, at, weights)
-        past = ops.input(f"past_rows.{layer}", [spec.history, spec.conv_width])
-        past_gates = ops.input(f"past_gates.{layer}", [spec.history, 2 * spec.value_heads])
-        shape = [spec.value_heads, spec.key_dim, spec.value_dim]
-        state = ops.input(f"state.{layer}", shape)
-        both, values = _convolve(ops, ops.gather(ops.concat([past, mixed], 0), at.taps), layer, spec, weights)
-        strengths = _gates(ops, ops.gather(ops.concat([past_gates, gates], 0), at.place), layer, spec, at, weights)
-        first, second = _chunks(ops, both, values, strengths, spec)
+        past = ops.concat([at.inputs["past_rows"][layer], mixed], 0)
+        qk, values = _convolve(ops, past, layer, spec, at.place, weights)
+        for name, rows in (("rows", mixed), ("qk", qk), ("v", values), ("gates", gates)):
+            at.outputs[name][layer] = rows
+        kept = {name: at.inputs[f"past_{name}"][layer] for name in spec.kept_widths}
+        new = {name: at.outputs[name][layer] for name in spec.kept_widths}
+        state = at.inputs["state"][layer]
+        if isinstance(at.place, Span):
+            return sequential_delta(layer, kept, new, state, spec, at.place, weights)
+        qk, values, gates = (ops.gather(ops.concat([kept[name], new[name]], 0), at.place.place) for name in new)
+        qk = ops.transpose(ops.reshape(qk, [2, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 2, 3, 1, 4])
+        values = ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
+        first, second = _chunks(ops, qk, values, _gates(ops, gates, layer, spec, at.place, weights), spec)
         out, state = _advance(ops, first, state, spec)
-        ops.output(f"next_state.{layer}", state, shape)
+        ops.output(f"next_state.{layer}", state, [spec.value_heads, spec.key_dim, spec.value_dim])
         out = ops.concat([out, _advance(ops, second, state, spec)[0]], 0)
         out = ops.transpose(ops.reshape(out, [2, spec.value_heads, CHUNK, spec.value_dim]), [0, 2, 1, 3])
-        return ops.gather(ops.reshape(out, [WINDOW, spec.value_heads * spec.value_dim]), at.new)
+        return ops.gather(ops.reshape(out, [WINDOW, spec.value_heads * spec.value_dim]), at.place.new)
 
 
-def _convolve(ops: Ops, taps: Value, layer: int, spec: DeltaSpec, weights: Weights) -> tuple[Value, Value]:
-    """Causal depthwise convolution and SiLU.
+def _convolve(
+    ops: Ops, rows: Value, layer: int, spec: DeltaSpec, place: Window | Span, weights: Weights
+) -> tuple[Value, Value]:
+    """Causal depthwise convolution and SiLU of `rows` [kernel - 1 + T, conv_width].
 
-    Returns unit queries (scaled) and keys [2, 2, key_heads, CHUNK, key_dim], and values [2, value_heads, CHUNK,
-    value_dim].
+    Returns unit queries (scaled) and keys [T, 2 * key_heads * key_dim], and values [T, value_heads * value_dim].
     """
     kernel = weights.array(f"layers.{layer}.linear_attn.conv1d.weight").reshape(spec.conv_width, spec.kernel)
-    total = None
-    for j, rows in enumerate(ops.split(taps, [WINDOW] * spec.kernel, 0)):
-        term = ops.multiply(rows, ops.constant(np.ascontiguousarray(kernel[:, j])))
-        total = term if total is None else ops.add(total, term)
+    if isinstance(place, Span):
+        rows = place.ops.causal_convolution(rows, kernel[:, None])
+    else:
+        tapped = zip(place.taps, kernel.T, strict=True)
+        terms = [ops.multiply(ops.gather(rows, tap), ops.constant(np.ascontiguousarray(w))) for tap, w in tapped]
+        rows = ops.silu(functools.reduce(ops.add, terms))
     keys = spec.key_heads * spec.key_dim
-    both, values = ops.split(ops.silu(total), [2 * keys, spec.value_heads * spec.value_dim], 1)
-    both = ops.transpose(ops.reshape(both, [2, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 2, 3, 1, 4])
-    scale = np.array([spec.key_dim**-0.5, 1.0], np.float32).reshape(2, 1, 1, 1)
-    both = ops.l2_norm(both, 1e-6, scale)
-    return both, ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
+    qk, values = ops.split(rows, [2 * keys, spec.value_heads * spec.value_dim], 1)
+    scale = np.array([spec.key_dim**-0.5, 1.0], np.float32).reshape(1, 2, 1, 1)
+    qk = ops.l2_norm(ops.reshape(qk, [-1, 2, spec.key_heads, spec.key_dim]), 1e-6, scale)
+    return ops.reshape(qk, [-1, 2 * keys]), values
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import msgspec
 from .errors import BundleError
 from .specs import DrafterSpec, TargetSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "dflash.json"
 GRAPHS = ("target", "head", "drafter_context", "drafter", "draft_head")
 EMBEDDINGS = "embeddings.bin"

@@ -23,7 +23,7 @@ def cache_bytes(target: TargetSpec, drafter: DrafterSpec | None, context: int, k
     if target.delta is not None:
         delta = target.delta
         state = delta.value_heads * delta.key_dim * delta.value_dim
-        pending = delta.history * (delta.conv_width + 2 * delta.value_heads)
+        pending = (delta.kernel - 1) * delta.conv_width + (CHUNK - 1) * sum(delta.kept_widths.values())
         total += len(target.delta_layers) * (2 * state + pending) * _F32  # current and next state
     return total
 

@@ -3,7 +3,7 @@
 Knows the file format: operator sets, ports, external data. Does not know which nodes an operation becomes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -65,6 +65,13 @@ class OnnxGraph:
         assert value not in self._renamed and value not in self._inputs
         self._renamed[value] = name
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
+
+    def layers_input(self, name: str, layers: Sequence[int], shape: Sequence[int]) -> dict[int, Value]:
+        return {i: self.input(f"{name}.{i}", shape) for i in layers}  # taking a stacked one apart would copy it
+
+    def layers_output(self, name: str, values: Mapping[int, Value], shape: Sequence[int]) -> None:
+        for i, value in values.items():
+            self.output(f"{name}.{i}", value, shape)
 
     def constant(self, array: Array) -> Value:
         if array.nbytes > _INLINE:

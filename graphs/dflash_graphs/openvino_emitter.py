@@ -5,7 +5,7 @@ architecture.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,6 +55,14 @@ class OpenVinoOps:
         node.set_friendly_name(f"{name}/result")
         node.output(0).set_names({name})
         self._outputs.append(node)
+
+    def layers_input(self, name: str, layers: Sequence[int], shape: Sequence[int]) -> dict[int, Value]:
+        stacked = self.input(name, [len(layers), *shape])  # a port of its own would cost each layer 50 us a call
+        parts = self.split(stacked, [1] * len(layers), 0)
+        return {i: self.reshape(part, shape) for i, part in zip(layers, parts, strict=True)}
+
+    def layers_output(self, name: str, values: Mapping[int, Value], shape: Sequence[int]) -> None:
+        self.output(name, self.concat([self.reshape(x, [1, *shape]) for x in values.values()], 0))
 
     def constant(self, array: Array) -> Value:
         if array.dtype.name == "bfloat16":

@@ -6,10 +6,9 @@ Norm weights are stored as `w` and used as `1 + w`, except the gated norm of the
 import numpy as np
 
 from .attention import attention
-from .delta import Window, gated_delta, window
+from .delta import Recurrence, gated_delta, recurrence
 from .layers import heads, swiglu
 from .positions import Positions, positions, rotate
-from .sequential_delta import Span
 from .specs import TargetSpec
 from .vocabulary import Dim, Ops, Value
 from .weights import Matrix, Weights
@@ -25,16 +24,17 @@ def hidden_states(
         return ops.rms_norm(value, weights.array(f"{name}.weight") + 1, spec.rms_eps)
 
     at = positions(ops, spec.attention.rope, rows)
-    place = window(ops, spec.delta, at.ids)
+    recurrent = recurrence(ops, spec.delta, spec.delta_layers, at.ids)
     states = []
     for i, kind in enumerate(spec.layers):
         h = norm(x, f"layers.{i}.input_layernorm")
         if kind == "attention":
             x = ops.add(x, _gated_attention(ops, i, h, spec, weights, at, capacity))
         else:
-            x = ops.add(x, _delta_layer(ops, i, h, spec, weights, place))
+            x = ops.add(x, _delta_layer(ops, i, h, spec, weights, recurrent))
         x = ops.add(x, swiglu(ops, norm(x, f"layers.{i}.post_attention_layernorm"), weights, f"layers.{i}.mlp"))
         states.append(x)
+    recurrent.declare_outputs(ops, spec.delta)
     return states, norm(x, "norm")
 
 
@@ -55,7 +55,7 @@ def _gated_attention(
     return ops.linear(mixed, weights.matrix(f"{prefix}.o_proj.weight"))
 
 
-def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights, place: Window | Span) -> Value:
+def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights, at: Recurrence) -> Value:
     assert spec.delta is not None
     delta, prefix = spec.delta, f"layers.{i}.linear_attn"
     mixed = ops.linear(h, weights.matrix(f"{prefix}.in_proj_qkv.weight"))
@@ -64,7 +64,7 @@ def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights,
     floats = [weights.matrix(f"{prefix}.in_proj_{x}.weight", precise=True).values for x in "ab"]
     stacked = np.concatenate(floats)
     gates = ops.linear(h, Matrix(stacked, (len(stacked), spec.hidden_size)))
-    out = gated_delta(ops, i, mixed, gates, delta, place, weights)
+    out = gated_delta(ops, i, mixed, gates, delta, at, weights)
     out = ops.reshape(out, [-1, delta.value_heads, delta.value_dim])
     out = ops.rms_norm(out, weights.array(f"{prefix}.norm.weight"), spec.rms_eps)
     out = ops.multiply(ops.reshape(out, [-1, delta.value_heads * delta.value_dim]), ops.silu(gate))

@@ -79,9 +79,10 @@ class DeltaSpec:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
-    def history(self) -> int:
-        """Rows carried between calls: the convolution's past and up to CHUNK - 1 rows since the last boundary."""
-        return self.kernel - 1 + CHUNK - 1
+    def kept_widths(self) -> dict[str, int]:
+        """Values per row, by port, of what is kept of the up to CHUNK - 1 rows since the last boundary."""
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        return {"qk": 2 * keys, "v": values, "gates": 2 * self.value_heads}
 
 
 @dataclass(frozen=True, kw_only=True)

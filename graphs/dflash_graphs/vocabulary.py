@@ -5,7 +5,7 @@ follow one rule: the number of token rows T is the leading axis wherever it occu
 positions the only size that may be left open, here (a name instead of a number) or later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -36,6 +36,17 @@ class Ops(Protocol):
 
     def output(self, name: str, value: Value, shape: Sequence[Dim]) -> None:
         """Declare an output f32 of this shape, -1 for T."""
+        ...
+
+    def layers_input(self, name: str, layers: Sequence[int], shape: Sequence[int]) -> dict[int, Value]:
+        """Declare an f32 input of several layers; returns it by layer.
+
+        Its ports are either `name` [layers, *shape] or `name.i` of every layer i, whichever costs the backend less.
+        """
+        ...
+
+    def layers_output(self, name: str, values: Mapping[int, Value], shape: Sequence[int]) -> None:
+        """Declare an f32 output of several layers, -1 for T; ports as those of `layers_input`."""
         ...
 
     def constant(self, array: NDArray[Any]) -> Value: ...

@@ -5,6 +5,7 @@ Knows the interface and which library a bundle is for; imports that one alone. D
 
 import functools
 import importlib
+from collections.abc import Iterable
 from typing import Any, Protocol, cast
 
 from dflash_graphs.errors import BundleError, UnsupportedError
@@ -28,10 +29,22 @@ class Graph(Protocol):
         """Give an output the memory it writes."""
         ...
 
+    def bind_layers(self, name: str, array: NDArray[Any]) -> None:
+        """Give the inputs `name.i` of the recurrent layers the memory array[0], array[1], …"""
+        ...
+
+    def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
+        """Give the outputs `name.i` of the recurrent layers the memory array[0], array[1], …"""
+        ...
+
     def run(self) -> None: ...
 
     def output(self, name: str) -> NDArray[Any]:
         """A view of the output, valid until the next run."""
+        ...
+
+    def layers_output(self, name: str) -> NDArray[Any]:
+        """The outputs `name.i` of the recurrent layers, [layers, T, width], valid until the next run."""
         ...
 
 
@@ -73,6 +86,12 @@ class Backend(Protocol):
     def attention_graph(self, bundle: Bundle, name: str, settings: Settings, capacity: int) -> tuple[Graph, Cache]:
         """Load the target or the drafter with a cache for `capacity` positions."""
         ...
+
+
+def layer_ports(ports: Iterable[str], name: str) -> list[str]:
+    """Return those of `ports` that are `name.i` of some layer i, in order of i."""
+    found = (port for port in ports if port.rpartition(".")[0] == name)
+    return sorted(found, key=lambda port: int(port.rpartition(".")[2]))
 
 
 def backend_for(manifest: Manifest) -> Backend:

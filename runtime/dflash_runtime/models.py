@@ -14,7 +14,7 @@ from .backends import Backend
 from .bundle import Bundle, Embeddings
 from .device import Settings
 from .protocols import FloatRows, Logits, Rows, Snapshot, Tokens
-from .recurrent import RecurrentLayer
+from .recurrent import RecurrentLayers
 
 _PREFILL_ROWS = 256
 
@@ -33,10 +33,10 @@ class CachedTarget:
         self._inputs = np.zeros((self.max_rows, spec.hidden_size), np.float32)
         self._positions = np.zeros(self.max_rows, np.int32)
         self._pending = np.zeros(1, np.int32)
-        self._layers: list[RecurrentLayer] = []
+        self._recurrent: RecurrentLayers | None = None
         if spec.delta is not None:
             self._graph.bind("pending_rows", self._pending)
-            self._layers = [RecurrentLayer(self._graph, i, spec.delta) for i in spec.delta_layers]
+            self._recurrent = RecurrentLayers(self._graph, len(spec.delta_layers), spec.delta)
         self._has_features = bundle.manifest.drafter is not None
         self.verify([0] * 2)  # weights are packed at the first call, if not before; now, not in the first request
 
@@ -54,33 +54,31 @@ class CachedTarget:
         return Rows(hidden, self._graph.output("features") if self._has_features else hidden[:, :0])
 
     def commit(self, count: int) -> None:
-        pending = int(self._pending[0])
-        for layer in self._layers:
-            layer.commit(pending, count)
+        if self._recurrent is not None:
+            self._recurrent.commit(int(self._pending[0]), count)
         self.length += count
         self._pending[0] = self.length % CHUNK
 
     def reset(self) -> None:
         self.length, self._pending[0] = 0, 0
-        for layer in self._layers:
-            layer.reset()
+        if self._recurrent is not None:
+            self._recurrent.reset()
 
     def snapshot(self) -> Snapshot:
         """Copy what the recurrent layers carry; keys and values stay where they are."""
-        pending = int(self._pending[0])
-        return Snapshot(self.length, tuple(copy for layer in self._layers for copy in layer.carried(pending)))
+        carried = () if self._recurrent is None else self._recurrent.carried(int(self._pending[0]))
+        return Snapshot(self.length, tuple(carried))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of a prefix of what is committed."""
         self.length = snapshot.length
         self._pending[0] = self.length % CHUNK
-        arrays = iter(snapshot.arrays)
-        for layer in self._layers:
-            layer.put(arrays)
+        if self._recurrent is not None:
+            self._recurrent.put(snapshot.arrays)
 
     def rewind(self, length: int) -> bool:
         """Go back to the first `length` tokens, if no recurrent state stands in the way."""
-        if self._layers and length != self.length:
+        if self._recurrent is not None and length != self.length:
             return False
         self.length = length
         return True

@@ -13,6 +13,7 @@ from dflash_graphs.errors import RequestError
 from dflash_graphs.manifest import TOKENS, Graph
 from numpy.typing import NDArray
 
+from .backends import layer_ports
 from .bundle import Bundle
 from .device import Settings, cpu_name
 
@@ -32,6 +33,7 @@ class SessionGraph:
         self._binding = self._session.io_binding()
         self._token_inputs = {port.name for port in self._session.get_inputs() if port.shape[0] == TOKENS}
         self._token_outputs = {p.name: tuple(p.shape[1:]) for p in self._session.get_outputs() if p.shape[0] == TOKENS}
+        self._ports = [port.name for port in (*self._session.get_inputs(), *self._session.get_outputs())]
         self._bound: dict[str, NDArray[Any]] = {}
         self._rows = self._run_rows = 0
 
@@ -47,6 +49,14 @@ class SessionGraph:
         self._bound[name] = array
         method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
+    def bind_layers(self, name: str, array: NDArray[Any]) -> None:
+        for port, part in zip(layer_ports(self._ports, name), array, strict=True):
+            self.bind(port, part)
+
+    def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
+        for port, part in zip(layer_ports(self._ports, name), array, strict=True):
+            self.bind_output(port, part)
+
     def run(self) -> None:
         if self._rows != self._run_rows:
             for name, shape in self._token_outputs.items():
@@ -56,6 +66,9 @@ class SessionGraph:
 
     def output(self, name: str) -> NDArray[Any]:
         return self._bound[name]
+
+    def layers_output(self, name: str) -> NDArray[Any]:
+        return np.stack([self.output(port) for port in layer_ports(self._ports, name)])
 
 
 class DenseCache:

@@ -14,6 +14,7 @@ from dflash_graphs.manifest import Manifest
 from dflash_graphs.specs import AttentionSpec
 from numpy.typing import NDArray
 
+from .backends import layer_ports
 from .bundle import Bundle
 from .device import Settings, choose_settings
 from .paged import BLOCK, PagedLayer, use_paged_attention
@@ -41,6 +42,13 @@ class CompiledGraph:
         self._bound[name] = array
         self._request.set_tensor(self._outputs[name], ov.Tensor(array, shared_memory=True))
 
+    def bind_layers(self, name: str, array: NDArray[Any]) -> None:
+        self.bind(name, array)  # the ports are stacked
+
+    def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
+        for port, part in zip(layer_ports(self._outputs, name), array, strict=True):  # stacked, these would be copied
+            self.bind_output(port, part)
+
     def run(self) -> None:
         self._request.start_async()  # `infer` would copy every output: states and logits, tens of megabytes
         self._request.wait()
@@ -48,6 +56,9 @@ class CompiledGraph:
     def output(self, name: str) -> NDArray[Any]:
         view: NDArray[Any] = self._request.get_tensor(self._outputs[name]).data
         return view
+
+    def layers_output(self, name: str) -> NDArray[Any]:
+        return self.output(name)
 
 
 class _PagedCache:

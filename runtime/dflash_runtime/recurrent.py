@@ -1,9 +1,9 @@
-"""What a recurrent layer carries from call to call: the state at the last chunk boundary and the rows since.
+"""What the recurrent layers carry from call to call: states at the last chunk boundary and the rows since.
 
 Knows the ports of `dflash_graphs.delta`. Does not know which library runs the graph.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 from dflash_graphs.specs import CHUNK, DeltaSpec
@@ -11,49 +11,51 @@ from numpy.typing import NDArray
 
 from .backends import Graph
 
+Arrays = Sequence[NDArray[np.float32]]
 
-class RecurrentLayer:
-    """One layer; `pending` below is the number of rows kept since the boundary."""
 
-    def __init__(self, graph: Graph, index: int, spec: DeltaSpec) -> None:
-        self._graph, self._index = graph, index
-        self._before = spec.kernel - 1
-        shape = (spec.value_heads, spec.key_dim, spec.value_dim)
+class RecurrentLayers:
+    """All recurrent layers of a target; `pending` below is the number of rows kept since the boundary."""
+
+    def __init__(self, graph: Graph, layers: int, spec: DeltaSpec) -> None:
+        self._graph = graph
+        shape = (layers, spec.value_heads, spec.key_dim, spec.value_dim)
         self.states = [np.zeros(shape, np.float32) for _ in range(2)]  # current, next
-        widths = {"rows": spec.conv_width, "gates": 2 * spec.value_heads}
-        self.past = {name: np.zeros((spec.history, width), np.float32) for name, width in widths.items()}
-        for name, array in self.past.items():
-            graph.bind(f"past_{name}.{index}", array)
+        self.recent = np.zeros((layers, spec.kernel - 1, spec.conv_width), np.float32)  # what the convolution reaches
+        widths = spec.kept_widths.items()
+        self.kept = {name: np.zeros((layers, CHUNK - 1, width), np.float32) for name, width in widths}
+        for name, array in (("rows", self.recent), *self.kept.items()):
+            graph.bind_layers(f"past_{name}", array)
         self._bind()
 
     def _bind(self) -> None:
-        self._graph.bind(f"state.{self._index}", self.states[0])
-        self._graph.bind_output(f"next_state.{self._index}", self.states[1])
+        self._graph.bind_layers("state", self.states[0])
+        self._graph.bind_layers_output("next_state", self.states[1])
 
     def commit(self, pending: int, count: int) -> None:
         """Append the first `count` new rows to the `pending` ones; past a boundary, swap states and drop the chunk."""
-        dropped = CHUNK if pending + count >= CHUNK else 0
-        kept = max(0, self._before + pending - dropped)
-        added = self._before + pending + count - dropped - kept
-        if dropped:
+        added = count
+        if pending + count >= CHUNK:
             self.states.reverse()
             self._bind()
-        for name, past in self.past.items():
-            if dropped:
-                past[:kept] = past[dropped : dropped + kept]
-            past[kept : kept + added] = self._graph.output(f"{name}.{self._index}")[count - added : count]
+            pending, added = 0, pending + count - CHUNK
+        for name, kept in self.kept.items():
+            kept[:, pending : pending + added] = self._graph.layers_output(name)[:, count - added : count]
+        rows, reach = self._graph.layers_output("rows"), self.recent.shape[1]
+        staying = max(0, reach - count)
+        self.recent[:, :staying] = self.recent[:, reach - staying :]
+        self.recent[:, staying:] = rows[:, count - (reach - staying) : count]
 
-    def carried(self, pending: int) -> list[NDArray[np.float32]]:
-        """Copies of the state and of the kept rows."""
-        return [self.states[0].copy(), *(past[: self._before + pending].copy() for past in self.past.values())]
+    def carried(self, pending: int) -> Arrays:
+        """Copies of the states and of the kept rows."""
+        return [self.states[0].copy(), self.recent.copy(), *(kept[:, :pending].copy() for kept in self.kept.values())]
 
-    def put(self, arrays: Iterator[NDArray[np.float32]]) -> None:
+    def put(self, carried: Arrays) -> None:
         """Take back what `carried` copied."""
-        self.states[0][...] = next(arrays)
-        for past in self.past.values():
-            kept = next(arrays)
-            past[: len(kept)] = kept
+        self.states[0][...], self.recent[...] = carried[0], carried[1]
+        for kept, rows in zip(self.kept.values(), carried[2:], strict=True):
+            kept[:, : rows.shape[1]] = rows
 
     def reset(self) -> None:
-        for array in (self.states[0], *self.past.values()):
+        for array in (self.states[0], self.recent, *self.kept.values()):
             array[...] = 0

@@ -213,7 +213,7 @@ def test_show(bundle: Path) -> None:
         assert words in shown.stdout
     for name, file in read_manifest(bundle).files.items():
         assert f"{file.size:,}  {name}" in shown.stdout
-    assert "past_rows.*" in shown.stdout and "in 6 layers" in shown.stdout
+    assert "past_rows" in shown.stdout and "next_state.*" in shown.stdout and "in 6 layers" in shown.stdout
 
 
 def test_show_json_is_the_manifest(bundle: Path) -> None:

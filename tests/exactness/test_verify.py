@@ -106,16 +106,15 @@ def test_interrupt_prints_what_was_checked(bundle: Path, monkeypatch: pytest.Mon
 
 def _leave_a_rejected_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recurrent layers keep the row after the last accepted one in its place, whenever there is one."""
-    commit = recurrent.RecurrentLayer.commit
+    commit = recurrent.RecurrentLayers.commit
 
     def faulty(self: Any, pending: int, count: int) -> None:
         commit(self, pending, count)
-        rows = self._graph.output(f"rows.{self._index}")
-        if len(rows) > count:
-            last = (pending + count) % 16 + self._before - 1
-            self.past["rows"][last] = rows[count]
+        rows, last = self._graph.layers_output("v"), (pending + count) % 16 - 1
+        if rows.shape[1] > count and last >= 0:
+            self.kept["v"][:, last] = rows[:, count]
 
-    monkeypatch.setattr(recurrent.RecurrentLayer, "commit", faulty)
+    monkeypatch.setattr(recurrent.RecurrentLayers, "commit", faulty)
 
 
 def _shift_verified_keys(monkeypatch: pytest.MonkeyPatch) -> None:
