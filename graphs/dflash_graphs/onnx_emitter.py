@@ -24,7 +24,7 @@ class OnnxOps(OnnxGraph):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._reshaped: dict[Value, tuple[Value, tuple[int, ...] | None]] = {}  # value: its source, and that one's shape
+        self._reshaped: dict[Value, tuple[Value, tuple[int, ...] | None]] = {}  # its source and the shape of that
 
     @property
     def kernels(self) -> "OnnxOps":
@@ -162,23 +162,25 @@ class OnnxOps(OnnxGraph):
         self, query: Value, key: Value, value: Value, past: tuple[Value, Value], ids: Value, spec: AttentionSpec
     ) -> tuple[Value, Value, Value]:
         """A single row takes another path, with other bits: it is run twice, the copy at the position after it."""
-        rows = self._emit("Shape", [ids], start=0, end=1)[0]
+        rows, axis, one = self._emit("Shape", [ids], start=0, end=1)[0], self._index([0]), self._index([1])
         count = self._emit("Max", [rows, self._index([2])])[0]
-        one, axis = self._index([1]), self._index([0])
-        scalars = [self._emit("Squeeze", [n, axis])[0] for n in (self._index([0]), count, one)]
-        places = self.minimum(self._emit("Range", scalars)[0], self.subtract(rows, one))
-        start = self.slice(ids, 0, 1, 0)
-        total = self.add(start, self.convert(count, "i32"))
+        total = self.add(self.convert(self.slice(ids, 0, 1, 0), "i64"), count)
+        places = self._batch(self.minimum(self._range(count), self.subtract(rows, one)))  # [1, count]
         widths = (spec.heads * spec.head_dim, spec.kv_width, spec.kv_width)
-        inputs = [
-            self._emit("Gather", [self.reshape(x, [1, -1, width]), places], axis=1)[0]
-            for x, width in zip((query, key, value), widths, strict=True)
-        ]
-        inputs += [*past, self.subtract(total, self.constant(np.ones(1, np.int32))), total]
-        heads = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads}
+        columns = [self.reshape(x, [-1, width]) for x, width in zip((query, key, value), widths, strict=True)]
+        positions = self.reshape(self.convert(self._range(total), "f32"), [-1, 1])
+        angles = self.multiply(positions, self.constant(spec.rope.inverse_frequencies()))  # of all: the kernel wants so
+        ends = [self.convert(n, "i32") for n in (self.subtract(total, one), total)]
+        packed = self.gather(self.concat(columns, 1), places)
+        inputs = [packed, "", "", *past, *ends, self.cos(angles), self.sin(angles)]
+        heads = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads, "do_rotary": 1}
         out, *present = self._emit("GroupQueryAttention", inputs, 3, domain="com.microsoft", **heads)
         out = self._emit("Slice", [self.reshape(out, [-1, widths[0]]), axis, rows, axis])[0]
         return out, present[0], present[1]
+
+    def _range(self, stop: Value) -> Value:
+        bounds = [self._emit("Squeeze", [n, self._index([0])])[0] for n in (self._index([0]), stop, self._index([1]))]
+        return self._emit("Range", bounds)[0]
 
     def causal_convolution(self, x: Value, kernel: NDArray[np.float32]) -> Value:
         before = kernel.shape[2] - 1

@@ -9,11 +9,11 @@ from onnx import helper
 
 from .weights import Array
 
-_NARROW = 1024  # columns; of wider products the copies of their parts would cost as much as is gained
+_NARROW = 2048  # columns; the copies of wider parts would cost as much as is gained
 
 
 def join_products(nodes: list[Any], large: dict[str, list[Array]]) -> list[Any]:
-    """Return `nodes` with every group of such products made one, which a Split follows.
+    """Return `nodes` with every group of such products made one, which a Split follows unless it would be undone.
 
     `large` holds the weights by name, in parts that follow each other along the first axis (output columns); those of a
     group are put together under the name of the first.
@@ -26,30 +26,36 @@ def join_products(nodes: list[Any], large: dict[str, list[Array]]) -> list[Any]:
             attributes = [attribute.SerializeToString() for attribute in node.attribute if attribute.name != "N"]
             if _columns(node, large) < _NARROW:
                 groups.setdefault(repr((node.op_type, node.input[0], layout, attributes)), []).append(node)
-    joined: dict[str, list[Any]] = {}  # by the name of a node: what takes its place
+    placed: dict[str, list[Any]] = {}  # by the name of a node: what takes its place
     for group in groups.values():
-        if len(group) > 1:
-            joined |= {node.name: [] for node in group}
-            joined[group[0].name] = _join(group, large)
-    return [new for node in nodes for new in joined.get(node.name, [node])]
+        if len(group) == 1:
+            continue
+        outputs, columns = [node.output[0] for node in group], [_columns(node, large) for node in group]
+        product = _join(group, large, sum(columns))
+        placed |= {node.name: [] for node in group} | {product.name: [product]}
+        readers = [node for node in nodes if set(node.input) & set(outputs)]
+        if [(node.op_type, list(node.input)) for node in readers] == [("Concat", outputs)]:
+            product.output[:] = readers[0].output
+            placed[readers[0].name] = []
+        else:
+            lengths = helper.make_node("Constant", [], [f"{product.name}.columns"], value_ints=columns)
+            parts = helper.make_node("Split", [*product.output, *lengths.output], outputs, axis=1)
+            placed[product.name] += [lengths, parts]
+    return [new for node in nodes for new in placed.get(node.name, [node])]
 
 
 def _columns(node: Any, large: dict[str, list[Array]]) -> int:
     return sum(map(len, large[node.input[1]]))
 
 
-def _join(group: list[Any], large: dict[str, list[Array]]) -> list[Any]:
-    first, columns = group[0], [_columns(node, large) for node in group]
-    outputs, product, lengths = [node.output[0] for node in group], f"{first.name}.joined", f"{first.name}.columns"
+def _join(group: list[Any], large: dict[str, list[Array]], columns: int) -> Any:
+    """Give the first node of a group the weights of all."""
+    first = group[0]
     for node in group[1:]:
         for name, other in zip(first.input[1:], node.input[1:], strict=True):
             large[name] += large.pop(other)
     for attribute in first.attribute:
         if attribute.name == "N":
-            attribute.i = sum(columns)
-    first.output[:] = [product]
-    return [
-        first,
-        helper.make_node("Constant", [], [lengths], name=lengths, value_ints=columns),
-        helper.make_node("Split", [product, lengths], outputs, name=f"{first.name}.split", axis=1),
-    ]
+            attribute.i = columns
+    first.output[:] = [f"{first.name}.joined"]
+    return first

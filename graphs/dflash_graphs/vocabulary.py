@@ -126,9 +126,10 @@ class KernelOps(Ops, Protocol):
     def causal_attention(
         self, query: Value, key: Value, value: Value, past: tuple[Value, Value], ids: Value, spec: AttentionSpec
     ) -> tuple[Value, Value, Value]:
-        """Store keys and values at the positions `ids` i32 [T] and attend to all positions up to a row's own.
+        """Rotate queries and keys, store keys and values at `ids` i32 [T], attend to all positions up to a row's own.
 
-        What stands at the position after the last row may be lost. Rows are [T, heads, head_dim], caches [1, kv_heads, P, head_dim]. Returns [T, heads * head_dim] and the caches.
+        What stands at the position after the last row may be lost. Rows are [T, heads, head_dim], caches [1, kv_heads,
+        P, head_dim]. Returns [T, heads * head_dim] and the caches.
         """
         ...
 
