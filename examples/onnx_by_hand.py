@@ -2,7 +2,7 @@
 
 For programs that drive the graphs of a bundle themselves; exported with `dflash export … --backend onnx`. For clarity
 arrays are passed and returned by value; bind `past_key.i` and `present_key.i` to the same memory to update caches in
-place. A bundle with int8 or int4 weights wants even row counts to be exact; this example leaves that out.
+place.
 
     python examples/onnx_by_hand.py BUNDLE "Tom has 3"
 """

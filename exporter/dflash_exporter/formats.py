@@ -16,6 +16,7 @@ from .checkpoint import DTYPES
 
 FORMATS = ("f32", "bf16", "f16", "int8", "int4")
 GROUPS = (128, 64, 32)  # columns that may share a 4-bit scale
+_BLOCKS = {8: 64, 4: 32}  # most columns that share a scale in blocks: longer ones are not exact at odd row counts
 _USUAL = Int4()
 
 
@@ -82,7 +83,10 @@ class Format:
         group = next((size for size in GROUPS if size <= self.int4.group_size and shape[1] % size == 0), None)
         if self.blocked and group is None:
             return Layout(16, "f32")
-        if self.may_be_4_bits(name, shape) and name not in self.at_8_bits:
+        bits = 4 if self.may_be_4_bits(name, shape) and name not in self.at_8_bits else 8
+        if self.blocked and group is not None:
+            group = min(group, _BLOCKS[bits])
+        if bits == 4:
             return Layout(4, group_size=group, symmetric=self.int4.symmetric)
         return Layout(8, group_size=group if self.blocked else None)
 

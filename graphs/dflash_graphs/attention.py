@@ -9,7 +9,7 @@ by a paged kernel. An emitter with `kernels` gets `cached_attention` instead.
 import numpy as np
 
 from .cached_attention import cached_attention
-from .positions import FAR, Positions, number, visible
+from .positions import FAR, Positions, number, rotate, visible
 from .specs import AttentionSpec
 from .vocabulary import Dim, Ops, Value
 
@@ -27,10 +27,12 @@ def attention(
     window: int | None = None,
     causal: bool = True,
 ) -> Value:
-    """Attend from queries [T, heads, head_dim] to the cache and the call's own rows; [T, heads * head_dim]."""
+    """Rotate queries and keys [T, heads, head_dim]; attend to the cache and the own rows; [T, heads * head_dim]."""
     if ops.kernels is not None:
         return cached_attention(ops.kernels, layer, query, key, value, spec, at, capacity, window=window, causal=causal)
     assert isinstance(capacity, int)
+    query = rotate(ops, query, at, spec.rope, spec.heads, spec.head_dim)
+    key = rotate(ops, key, at, spec.rope, spec.kv_heads, spec.head_dim)
     groups = spec.heads // spec.kv_heads
     query = ops.label(f"attention.{layer}.query", ops.reshape(query, [-1, spec.heads * spec.head_dim]))
     key = ops.label(f"attention.{layer}.key", ops.reshape(key, [-1, spec.kv_width]))

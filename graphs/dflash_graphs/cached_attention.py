@@ -5,7 +5,7 @@ Ports of layer `i`: inputs `past_key.i` [1, parts * kv_heads, P, head_dim / part
 head_dim]; outputs `present_key.i`, `present_value.i`, the same with the rows of the call, to be bound to the same
 memory. `cache_positions` i32 [P] holds 0, 1, …; P exceeds the position of the call's last row and is best a multiple of
 128. What stands at later positions is ignored as long as it is finite. Where a kernel takes over (plain causal layers
-with short keys) that port is missing, and P may be anything large enough.
+with short keys, rotated as a whole) that port is missing, and P may be anything large enough.
 
 Keys of more than 128 entries are cut in parts whose products are added: the sum of a longer product is split at 128 or
 not depending on how many columns it is computed with (ONNX Runtime, x86), and a row would depend on P.
@@ -13,7 +13,7 @@ not depending on how many columns it is computed with (ONNX Runtime, x86), and a
 
 import numpy as np
 
-from .positions import FAR, Positions, number, visible
+from .positions import FAR, Positions, number, rotate, visible
 from .specs import AttentionSpec
 from .vocabulary import Dim, KernelOps, Ops, Value
 
@@ -39,18 +39,19 @@ def cached_attention(
     window: int | None,
     causal: bool,
 ) -> Value:
-    """Attend from queries [T, heads, head_dim] to the cache with the call's own rows; [T, heads * head_dim]."""
+    """As `attention.attention`; the cache gets the call's own rows."""
     groups, parts = spec.heads // spec.kv_heads, key_parts(spec.head_dim)
-    start, width = ops.slice(at.ids, 0, 1, 0), spec.head_dim // parts
-
-    if causal and window is None and parts == 1:
+    if causal and window is None and parts == 1 and spec.head_dim % 16 == 0 and spec.rope.dim == spec.head_dim:
         shape: list[Dim] = [1, spec.kv_heads, capacity, spec.head_dim]
         past = (ops.input(f"past_key.{layer}", shape), ops.input(f"past_value.{layer}", shape))
-        total = ops.add(start, ops.rows(at.ids))
-        out, *present = ops.causal_attention(query, key, value, past, total, spec)
+        out, *present = ops.causal_attention(query, key, value, past, at.ids, spec)
         for name, cache in zip(("key", "value"), present, strict=True):
             ops.output(f"present_{name}.{layer}", cache, shape)
         return out
+
+    query = rotate(ops, query, at, spec.rope, spec.heads, spec.head_dim)
+    key = rotate(ops, key, at, spec.rope, spec.kv_heads, spec.head_dim)
+    start, width = ops.slice(at.ids, 0, 1, 0), spec.head_dim // parts
 
     def stored(name: str, rows: Value, pieces: int) -> Value:
         count, size = pieces * spec.kv_heads, spec.head_dim // pieces

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .attention import attention
-from .positions import Positions, rotate
+from .positions import Positions
 from .specs import AttentionSpec
 from .vocabulary import Dim, Ops, Value
 from .weights import Weights
@@ -49,7 +49,5 @@ def self_attention(
     query = heads(ops, x, weights, f"{prefix}.q_proj", spec.heads, spec, eps, norms[0])
     key = heads(ops, x, weights, f"{prefix}.k_proj", spec.kv_heads, spec, eps, norms[1])
     value = heads(ops, x, weights, f"{prefix}.v_proj", spec.kv_heads, spec, eps, None)
-    query = rotate(ops, query, at, spec.rope, spec.heads, spec.head_dim)
-    key = rotate(ops, key, at, spec.rope, spec.kv_heads, spec.head_dim)
     mixed = attention(ops, layer, query, key, value, spec, at, capacity, window=window, causal=causal)
     return ops.linear(mixed, weights.matrix(f"{prefix}.o_proj.weight"), bias(weights, spec, f"{prefix}.o_proj"))

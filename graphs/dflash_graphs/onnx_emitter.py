@@ -22,6 +22,10 @@ _ACCURACY = 4  # activations in int8, a scale per block: 10 to 100 times as fast
 class OnnxOps(OnnxGraph):
     """Emitter for ONNX; implements `dflash_graphs.vocabulary.Emitter` and `KernelOps`."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._reshaped: dict[Value, tuple[Value, tuple[int, ...] | None]] = {}  # its source and the shape of that
+
     @property
     def kernels(self) -> "OnnxOps":
         return self
@@ -30,6 +34,7 @@ class OnnxOps(OnnxGraph):
 
     def linear(self, x: Value, weight: Matrix, bias: Array | None = None) -> Value:
         y = self._quantized(x, weight) if weight.scale is not None else self._dense(x, weight)
+        self._reshaped[y] = (y, (-1, weight.shape[0]))
         return y if bias is None else self.add(y, self.constant(bias))
 
     def _dense(self, x: Value, weight: Matrix) -> Value:
@@ -119,7 +124,12 @@ class OnnxOps(OnnxGraph):
         return self.convert(self._emit("Shape", [x], start=0, end=1)[0], "i32")
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        return self._emit("Reshape", [x, self._index(shape)])[0]
+        source, before = self._reshaped.get(x, (x, None))  # one step instead of two, and none back again
+        if before == tuple(shape):
+            return source
+        y = self._emit("Reshape", [source, self._index(shape)])[0]
+        self._reshaped[y] = (source, before)
+        return y
 
     def transpose(self, x: Value, order: Sequence[int]) -> Value:
         return self._emit("Transpose", [x], perm=list(order))[0]
@@ -145,18 +155,32 @@ class OnnxOps(OnnxGraph):
         tables = [self.reshape(table, [1, -1, dim // 2]) for table in (cos, sin)]
         inputs, part = [self.reshape(x, [1, -1, shape[0] * shape[1]]), *tables], 0 if dim == shape[1] else dim
         rotated = self._emit("RotaryEmbedding", inputs, num_heads=shape[0], rotary_embedding_dim=part)[0]
+        self._reshaped[rotated] = (rotated, (1, -1, shape[0] * shape[1]))
         return self.reshape(rotated, [-1, *shape])
 
     def causal_attention(
-        self, query: Value, key: Value, value: Value, past: tuple[Value, Value], total: Value, spec: AttentionSpec
+        self, query: Value, key: Value, value: Value, past: tuple[Value, Value], ids: Value, spec: AttentionSpec
     ) -> tuple[Value, Value, Value]:
+        """A single row takes another path, with other bits: it is run twice, the copy at the position after it."""
+        rows, axis, one = self._emit("Shape", [ids], start=0, end=1)[0], self._index([0]), self._index([1])
+        count = self._emit("Max", [rows, self._index([2])])[0]
+        total = self.add(self.convert(self.slice(ids, 0, 1, 0), "i64"), count)
+        places = self._batch(self.minimum(self._range(count), self.subtract(rows, one)))  # [1, count]
         widths = (spec.heads * spec.head_dim, spec.kv_width, spec.kv_width)
-        rows = [self.reshape(x, [1, -1, width]) for x, width in zip((query, key, value), widths, strict=True)]
-        last = self.subtract(total, self.constant(np.ones(1, np.int32)))
-        heads = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads}
-        inputs = [*rows, *past, last, total]
+        columns = [self.reshape(x, [-1, width]) for x, width in zip((query, key, value), widths, strict=True)]
+        positions = self.reshape(self.convert(self._range(total), "f32"), [-1, 1])
+        angles = self.multiply(positions, self.constant(spec.rope.inverse_frequencies()))  # of all: the kernel wants so
+        ends = [self.convert(n, "i32") for n in (self.subtract(total, one), total)]
+        packed = self.gather(self.concat(columns, 1), places)
+        inputs = [packed, "", "", *past, *ends, self.cos(angles), self.sin(angles)]
+        heads = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads, "do_rotary": 1}
         out, *present = self._emit("GroupQueryAttention", inputs, 3, domain="com.microsoft", **heads)
-        return self.reshape(out, [-1, widths[0]]), present[0], present[1]
+        out = self._emit("Slice", [self.reshape(out, [-1, widths[0]]), axis, rows, axis])[0]
+        return out, present[0], present[1]
+
+    def _range(self, stop: Value) -> Value:
+        bounds = [self._emit("Squeeze", [n, self._index([0])])[0] for n in (self._index([0]), stop, self._index([1]))]
+        return self._emit("Range", bounds)[0]
 
     def causal_convolution(self, x: Value, kernel: NDArray[np.float32]) -> Value:
         before = kernel.shape[2] - 1

@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from .manifest import TOKENS, Port
+from .onnx_products import join_products
 from .vocabulary import Dim, Value
 from .weights import Array
 
@@ -46,13 +47,14 @@ class OnnxGraph:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._places: list[tuple[int, int]] = []  # of the written constants: offset, size
         self._inputs: dict[str, Any] = {}
         self._outputs: list[Any] = []
         self._renamed: dict[str, str] = {}
         self._nodes: list[Any] = []
         self._known: dict[Any, list[str]] = {}
         self._small: list[Any] = []
-        self._large: list[tuple[str, Array]] = []
+        self._large: dict[str, list[Array]] = {}  # parts that follow each other along the first axis
 
     def input(self, name: str, shape: Sequence[Dim], dtype: str = "f32") -> Value:
         self._inputs.setdefault(name, helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
@@ -84,7 +86,7 @@ class OnnxGraph:
 
     def _external(self, array: Array, shape: Sequence[int]) -> Value:
         name = f"weight_{len(self._large)}"
-        self._large.append((name, array.reshape(shape)))
+        self._large[name] = [array.reshape(shape)]
         return name
 
     def label(self, name: str, value: Value) -> Value:
@@ -110,14 +112,23 @@ class OnnxGraph:
     def _index(self, values: Sequence[int]) -> Value:
         return self.constant(np.asarray(values, np.int64))
 
+    def _used_nodes(self) -> list[Any]:
+        used, wanted = [], set(self._renamed)
+        for node in reversed(self._nodes):
+            if wanted.intersection(node.output):
+                used.append(node)
+                wanted.update(node.input)
+        return used[::-1]
+
     def save(self, path: Path) -> None:
         """Write the model to `path` (.onnx) and its large constants, one after the other, to `path`.data."""
         data = path.with_name(f"{path.name}.data")
+        self._nodes = join_products(self._used_nodes(), self._large)
         for node in self._nodes:
             node.input[:] = [self._renamed.get(name, name) for name in node.input]
             node.output[:] = [self._renamed.get(name, name) for name in node.output]
         with data.open("wb") as file:
-            large = [self._write(file, data.name, name, array) for name, array in self._large]
+            large = [self._write(file, data.name, name, parts) for name, parts in self._large.items()]
         ports = (list(self._inputs.values()), self._outputs)
         graph = helper.make_graph(self._nodes, self._name, *ports, [*self._small, *large])
         opsets = [helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()]
@@ -125,21 +136,21 @@ class OnnxGraph:
         model = helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name=_PRODUCER)
         path.write_bytes(model.SerializeToString())
 
-    @staticmethod
-    def _write(file: Any, location: str, name: str, array: Array) -> Any:
+    def _write(self, file: Any, location: str, name: str, parts: list[Array]) -> Any:
         file.seek(-file.tell() % _ALIGNMENT, 1)
-        tensor = TensorProto(name=name, data_type=_ARRAYS[array.dtype.name], dims=array.shape)
+        start, first = file.tell(), parts[0]
+        dims = (sum(map(len, parts)), *first.shape[1:]) if first.shape else ()
+        tensor = TensorProto(name=name, data_type=_ARRAYS[first.dtype.name], dims=dims)
+        for part in parts:
+            self._places.append((file.tell(), part.nbytes))
+            file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         tensor.data_location = TensorProto.EXTERNAL
-        for key, entry in (("location", location), ("offset", str(file.tell())), ("length", str(array.nbytes))):
+        for key, entry in (("location", location), ("offset", str(start)), ("length", str(file.tell() - start))):
             tensor.external_data.add(key=key, value=entry)
-        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return tensor
 
-    @staticmethod
-    def constants(path: Path) -> tuple[Path, list[tuple[int, int]]]:
-        model = onnx.load(path, load_external_data=False)
-        entries = [{entry.key: entry.value for entry in tensor.external_data} for tensor in model.graph.initializer]
-        return path.with_name(f"{path.name}.data"), [(int(e["offset"]), int(e["length"])) for e in entries if e]
+    def constants(self, path: Path) -> tuple[Path, list[tuple[int, int]]]:
+        return path.with_name(f"{path.name}.data"), self._places
 
     @staticmethod
     def ports(path: Path) -> tuple[list[Port], list[Port]]:

@@ -8,7 +8,7 @@ import numpy as np
 from .attention import attention
 from .delta import Recurrence, gated_delta, recurrence
 from .layers import heads, swiglu
-from .positions import Positions, positions, rotate
+from .positions import Positions, positions
 from .specs import TargetSpec
 from .vocabulary import Dim, Ops, Value
 from .weights import Matrix, Weights
@@ -48,8 +48,6 @@ def _gated_attention(
     key = heads(ops, h, weights, f"{prefix}.k_proj", attn.kv_heads, attn, spec.rms_eps, None)
     key = ops.rms_norm(key, weights.array(f"{prefix}.k_norm.weight") + 1, spec.rms_eps)
     value = heads(ops, h, weights, f"{prefix}.v_proj", attn.kv_heads, attn, spec.rms_eps, None)
-    query = rotate(ops, query, at, attn.rope, attn.heads, attn.head_dim)
-    key = rotate(ops, key, at, attn.rope, attn.kv_heads, attn.head_dim)
     mixed = attention(ops, i, query, key, value, attn, at, capacity)
     mixed = ops.multiply(mixed, ops.sigmoid(ops.reshape(gate, [-1, attn.heads * attn.head_dim])))
     return ops.linear(mixed, weights.matrix(f"{prefix}.o_proj.weight"))

@@ -124,11 +124,12 @@ class KernelOps(Ops, Protocol):
         ...
 
     def causal_attention(
-        self, query: Value, key: Value, value: Value, past: tuple[Value, Value], total: Value, spec: AttentionSpec
+        self, query: Value, key: Value, value: Value, past: tuple[Value, Value], ids: Value, spec: AttentionSpec
     ) -> tuple[Value, Value, Value]:
-        """Store keys and values and attend to all of the `total` positions up to a row's own.
+        """Rotate queries and keys, store keys and values at `ids` i32 [T], attend to all positions up to a row's own.
 
-        Rows are [T, heads, head_dim], caches [1, kv_heads, P, head_dim]. Returns [T, heads * head_dim] and the caches.
+        What stands at the position after the last row may be lost. Rows are [T, heads, head_dim], caches [1, kv_heads,
+        P, head_dim]. Returns [T, heads * head_dim] and the caches.
         """
         ...
 
@@ -167,9 +168,8 @@ class Emitter(Ops, Protocol):
         """Write the graph to `path` and its constants beside it."""
         ...
 
-    @staticmethod
-    def constants(path: Path) -> tuple[Path, list[tuple[int, int]]]:
-        """Return the file with the constants of a written graph, and (offset, size) in bytes of each."""
+    def constants(self, path: Path) -> tuple[Path, list[tuple[int, int]]]:
+        """Return the file with the constants of the graph just written, and (offset, size) in bytes of each."""
         ...
 
     @staticmethod

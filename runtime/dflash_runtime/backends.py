@@ -64,6 +64,7 @@ class Backend(Protocol):
     """A runtime library."""
 
     package: str
+    fewest_rows: int  # of a call that may be as exact as wider ones; the self-test tries from there
     is_strict: bool  # whether a bundle that is not bit-exact is refused rather than reported
 
     def version(self) -> str: ...

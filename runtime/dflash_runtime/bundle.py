@@ -99,7 +99,7 @@ class Embeddings:
     def __init__(self, bundle: Bundle) -> None:
         spec, dtype = bundle.manifest.target, bundle.manifest.embedding_dtype
         shape = (spec.vocab_size, spec.hidden_size)
-        self._rows = np.memmap(bundle.folder / EMBEDDINGS, _DTYPES[dtype], "r", shape=shape)
+        self._rows = np.asarray(np.memmap(bundle.folder / EMBEDDINGS, _DTYPES[dtype], "r", shape=shape))
         self._is_bf16 = dtype == "bf16"
 
     def lookup(self, tokens: NDArray[np.int32], out: NDArray[np.float32]) -> None:

@@ -18,18 +18,13 @@ from .bundle import Bundle
 from .device import Settings, cpu_name
 
 _STEP = 128  # cached positions a cache grows by
-_PAIR = 2  # rows that kernels for integer weights compute together
-_BLOCK = 128  # columns at most that share a scale, also that of the activations, in integer products
+_BLOCK = 64  # columns at most that share a scale, also that of the activations, in integer products
 
 
 class SessionGraph:
-    """A session with its bound memory; implements `backends.Graph`.
+    """A session with its bound memory; implements `backends.Graph`."""
 
-    Rows are padded to a `multiple` with copies of the last, which nobody sees: kernels for integer weights compute rows
-    in pairs and a last odd one otherwise, with other bits as the result.
-    """
-
-    def __init__(self, path: str, threads: int, multiple: int) -> None:
+    def __init__(self, path: str, threads: int) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
@@ -40,13 +35,12 @@ class SessionGraph:
         self._token_outputs = {p.name: tuple(p.shape[1:]) for p in self._session.get_outputs() if p.shape[0] == TOKENS}
         self._ports = [port.name for port in (*self._session.get_inputs(), *self._session.get_outputs())]
         self._bound: dict[str, NDArray[Any]] = {}
-        self._multiple, self._rows, self._run_rows = multiple, 0, 0
+        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._rows = self._run_rows = 0
 
     def bind(self, name: str, array: NDArray[Any]) -> None:
         if name in self._token_inputs:
             self._rows = len(array)
-            if missing := -len(array) % self._multiple:
-                array = np.concatenate([array, array[-1:].repeat(missing, axis=0)])
         self._bind(self._binding.bind_input, name, array)
 
     def bind_output(self, name: str, array: NDArray[Any]) -> None:
@@ -54,7 +48,10 @@ class SessionGraph:
 
     def _bind(self, method: Any, name: str, array: NDArray[Any]) -> None:
         self._bound[name] = array
-        method(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        place = (array.__array_interface__["data"][0], array.shape)
+        if self._places.get(name) != place:  # a binding costs 15 us
+            self._places[name] = place
+            method(name, "cpu", 0, array.dtype.type, array.shape, place[0])
 
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
         for port, part in zip(layer_ports(self._ports, name), array, strict=True):
@@ -65,16 +62,14 @@ class SessionGraph:
             self.bind_output(port, part)
 
     def run(self) -> None:
-        rows = self._rows + -self._rows % self._multiple
-        if rows != self._run_rows:
+        if self._rows != self._run_rows:
             for name, shape in self._token_outputs.items():
-                self.bind_output(name, np.empty((rows, *shape), np.float32))
-            self._run_rows = rows
+                self.bind_output(name, np.empty((self._rows, *shape), np.float32))
+            self._run_rows = self._rows
         self._session.run_with_iobinding(self._binding)
 
     def output(self, name: str) -> NDArray[Any]:
-        array = self._bound[name]
-        return array[: self._rows] if name in self._token_outputs else array
+        return self._bound[name]
 
     def layers_output(self, name: str) -> NDArray[Any]:
         return np.stack([self.output(port) for port in layer_ports(self._ports, name)])
@@ -93,9 +88,10 @@ class DenseCache:
         }
 
     def place(self, past: int, rows: int) -> None:
-        needed = past + rows + 1  # one more where rows are run in pairs
-        if not self._size // 4 < needed <= self._size:
-            self._resize(-(-needed // _STEP) * _STEP)
+        needed = past + rows + 1  # a single row may be run with a copy
+        size = -(-needed // _STEP) * _STEP
+        if size > self._size or size < self._size // 4:
+            self._resize(size)
 
     def _resize(self, size: int) -> None:
         kept = min(size, self._size)
@@ -120,6 +116,7 @@ class OnnxBackend:
     """Implements `backends.Backend`."""
 
     package = "onnxruntime"
+    fewest_rows = 1
     is_strict = False
 
     def version(self) -> str:
@@ -150,8 +147,7 @@ class OnnxBackend:
         return (settings,)  # the graphs say how to compute
 
     def graph(self, bundle: Bundle, name: str, settings: Settings) -> SessionGraph:
-        multiple = _PAIR if bundle.manifest.graphs[name].weight_format.startswith("int") else 1
-        return SessionGraph(str(bundle.graph(name)), settings.threads, multiple)
+        return SessionGraph(str(bundle.graph(name)), settings.threads)
 
     def attention_graph(
         self, bundle: Bundle, name: str, settings: Settings, capacity: int

@@ -111,6 +111,7 @@ class OpenVinoBackend:
     """Implements `backends.Backend`."""
 
     package = "openvino"
+    fewest_rows = 2  # paged attention computes single rows otherwise
     is_strict = True
 
     def __init__(self) -> None:

@@ -4,22 +4,22 @@ Matrix kernels may take another path for very few rows. Plain decoding and short
 here; where no count passes, the bundle is refused, or reported as not exact with the largest difference.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from .protocols import Head, Target
 
-_CANDIDATES = (2, 3, 4, 5, 6, 8, 11)
+_CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 11)
+_Outputs = list[NDArray[np.float32]]
 
 
-def smallest_exact_rows(target: Target, head: Head, vocabulary: int) -> int | None:
-    """Return the smallest safe row count, or None when none of the candidates is; leaves the target reset."""
-    tokens = np.random.default_rng(0).integers(0, vocabulary, target.max_rows).tolist()
-    wide = row_outputs(target, head, tokens)
+def smallest_exact_rows(target: Target, head: Head, vocabulary: int, fewest: int) -> int | None:
+    """Return the smallest safe row count from `fewest` up, or None when none is safe; leaves the target reset."""
     safe = None
-    for rows in reversed(_CANDIDATES):  # every wider candidate has to pass as well
-        narrow = row_outputs(target, head, tokens[:rows])
-        if not all(np.array_equal(a, b[:rows]) for a, b in zip(narrow, wide, strict=True)):
+    for rows, wide, narrow in _comparisons(target, head, vocabulary):
+        if rows < fewest or not all(map(np.array_equal, narrow, wide)):  # every wider candidate has to pass as well
             break
         safe = rows
     target.reset()
@@ -27,17 +27,31 @@ def smallest_exact_rows(target: Target, head: Head, vocabulary: int) -> int | No
 
 
 def largest_difference(target: Target, head: Head, vocabulary: int) -> float:
-    """Return by how much a logit of a row differs at most between the candidates and a wide call."""
-    tokens = np.random.default_rng(0).integers(0, vocabulary, target.max_rows).tolist()
-    wide = row_outputs(target, head, tokens)[-1]
-    counts = [rows for rows in _CANDIDATES if rows <= len(tokens)]
-    differences = [np.abs(row_outputs(target, head, tokens[:rows])[-1] - wide[:rows]).max() for rows in counts]
+    """Return by how much a logit of a row differs at most between a wide call and narrow ones of two rows or more."""
+    pairs = list(_comparisons(target, head, vocabulary))
     target.reset()
-    return float(max(differences))
+    return max(float(np.abs(narrow[-1] - wide[-1]).max()) for rows, wide, narrow in pairs if rows > 1)
 
 
-def row_outputs(target: Target, head: Head, tokens: list[int]) -> list[NDArray[np.float32]]:
+def _comparisons(target: Target, head: Head, vocabulary: int) -> Iterator[tuple[int, _Outputs, _Outputs]]:
+    """Yield each candidate, the last first, with the outputs of its rows in a wide call and in one of their own.
+
+    The rows stand late in the wide call: the first ones attend to hardly more than themselves.
+    """
+    tokens = np.random.default_rng(0).integers(0, vocabulary, target.max_rows).tolist()
+    wide, start = row_outputs(target, head, tokens), len(tokens) - _CANDIDATES[-1]
+    target.commit(start)
+    for rows in reversed(_CANDIDATES):
+        part = slice(start, start + rows)
+        yield rows, [out[part] for out in wide], _outputs(target, head, tokens[part])
+
+
+def row_outputs(target: Target, head: Head, tokens: list[int]) -> _Outputs:
     """Copies of hidden rows, features and logits of `tokens` on an empty context."""
     target.reset()
+    return _outputs(target, head, tokens)
+
+
+def _outputs(target: Target, head: Head, tokens: list[int]) -> _Outputs:
     rows = target.verify(tokens)
     return [rows.hidden.copy(), rows.features.copy(), head(rows.hidden).values.copy()]

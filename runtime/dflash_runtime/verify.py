@@ -87,7 +87,9 @@ def certify(engine: Engine, prompts_sha256: str, findings: Sequence[Finding], is
         platform=platform.platform(),
         versions={name: _version(name) for name in ("dflash-openvino", backend.package, "numpy")},
         settings=asdict(models.settings),
-        smallest_exact_rows=smallest_exact_rows(models.target, models.head, manifest.target.vocab_size),
+        smallest_exact_rows=smallest_exact_rows(
+            models.target, models.head, manifest.target.vocab_size, backend.fewest_rows
+        ),
         prompts_sha256=prompts_sha256,
         is_complete=is_complete,
         is_exact=bool(findings) and all(f.is_exact for f in findings),

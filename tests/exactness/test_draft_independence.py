@@ -19,6 +19,7 @@ FORMATS = [
     ("bf16", "openvino"),
     ("int8", "openvino"),
     ("f32", "onnx"),
+    ("f16", "onnx"),
     ("int8", "onnx"),
     ("int4", "onnx"),
 ]
