@@ -110,8 +110,8 @@ class _Target:
         self._carried = {port.any_name: np.zeros(tuple(port.shape), kinds[port.any_name]) for port in ports}
 
     def reset(self) -> None:
-        for array in self._carried.values():
-            array[...] = 0
+        for name, array in self._carried.items():
+            array[...] = name == "crossing"
 
     def read(self, tokens: NDArray[np.int32], at: int) -> dict[str, Any]:
         """Read a chunk at the position `at`; return the outputs by name."""
@@ -126,9 +126,7 @@ class _Target:
             for part in ("key", "value"):
                 rows = outputs[f"{part}.{i}"].reshape(CHUNK, attention.kv_heads, attention.head_dim)
                 self._carried[f"past_{part}.{i}"][:, at : at + CHUNK] = rows.transpose(1, 0, 2)
-        for i in self._spec.delta_layers:
-            assert self._spec.delta is not None
-            before = self._spec.delta.kernel - 1
-            self._carried[f"past_rows.{i}"][:before] = outputs[f"rows.{i}"][-before:]
-            self._carried[f"state.{i}"][...] = outputs[f"next_state.{i}"]
+        if self._spec.delta is not None:
+            self._carried["past_rows"][...] = outputs["rows"][:, CHUNK + 1 - self._spec.delta.kernel :]
+            self._carried["state"][...] = np.concatenate([outputs[f"next_state.{i}"] for i in self._spec.delta_layers])
         return outputs

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
-from dflash_exporter import ExportRequest, export, weights
+from dflash_exporter import ExportRequest, export, formats
 from dflash_graphs.errors import RequestError
 from dflash_graphs.manifest import read_manifest
 from dflash_runtime import GenerationConfig, load, onnx_models
@@ -46,7 +46,7 @@ assert not {{{absent!r}, "onnx", "torch"}} & set(sys.modules)
 
 
 def test_a_bundle_that_is_not_exact_says_so(pair_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(weights, "_BLOCKS", {8: 128})
+    monkeypatch.setattr(formats, "_BLOCKS", {8: 128})
     request = ExportRequest(
         target=pair_folder / "target", output=tmp_path / "bundle", weight_format="int8", backend="onnx"
     )
