@@ -143,12 +143,18 @@ class AdaptiveWidth:
     r * draft(n + 1). A full draft every few rounds shows what lies beyond. While drafting loses to plain decoding it
     is tried rarely, and ever more so.
 
+    Few row counts are used: for another one than the last call's, a graph with open shapes is set up anew, which costs
+    a tenth of a verify and a fifth of a draft.
+
     Copies come unasked and for free: they are weighed by a record of their own and say nothing about drafting.
     """
 
     _PATIENCE = (4, 96)  # rounds between trials while parked: first, most
     _REFRESH = 12  # rounds between full drafts
     _RECORD = 12  # drafts remembered
+    _ROWS = (1, 2, 4, 8, 12, 16)
+    _NEW = 1.08  # what another row count than the last one's multiplies the cost of a verify with
+    _REPLAN = 3  # rounds between two plans
 
     def __init__(
         self, calibration: Calibration, copies: Calibration, minimum_rows: int, verify: Costs, draft: Costs
@@ -160,6 +166,7 @@ class AdaptiveWidth:
         self._record: deque[NDArray[np.float64]] = deque(maxlen=self._RECORD)
         self._count, self._rate, self._pays = self._most, float(1 / self._verify_curve(0)[0]), True
         self._patience, self._waited, self._trials = self._PATIENCE[0], 0, 1
+        self._verified, self._planned = minimum_rows, 0  # rows of the last round, rounds since the last plan
 
     def draft_tokens(self) -> int:
         self._proposal = None
@@ -178,11 +185,18 @@ class AdaptiveWidth:
         self._proposal = (proposal, expected)
         if not proposal.is_copy and len(expected):
             self._record.append(_emitted(self._extended(expected)))
-            self._plan()
-        return int(np.argmax(_emitted(expected) - self._rate * self._verify_curve(len(expected))))
+            self._planned += 1
+            if self._trials > 0 or self._planned >= self._REPLAN:
+                self._plan()
+                self._planned = 0
+        rows = np.maximum(np.arange(1, len(expected) + 2), self._minimum)
+        costs = np.where(rows == self._verified, 1.0, self._NEW) * self._verify_curve(len(expected))
+        return int(np.argmax(_emitted(expected) - self._rate * costs))
 
     def record(self, done: Round) -> None:
-        self._verify.observe(max(done.rows, self._minimum), done.verify_seconds)
+        rows = max(done.rows, self._minimum)
+        self._verify.observe(rows, done.verify_seconds / (1.0 if rows == self._verified else self._NEW))
+        self._verified = rows
         if self._proposal is None:
             return
         proposal, expected = self._proposal
@@ -196,7 +210,8 @@ class AdaptiveWidth:
         """Choose the draft length and the rate for the coming rounds from the recorded drafts."""
         emitted = np.stack(self._record)  # [record, w]
         verify = self._verify_curve(self._most)
-        draft = self._draft.curve(np.arange(1, self._most + 2))  # [n]
+        rows = np.arange(1, self._most + 2)
+        draft = np.where(np.isin(rows, self._ROWS), self._draft.curve(rows), np.inf)  # [n]
         plain = rate = 1.0 / verify[0]
         for _ in range(3):  # the rate that leaves nothing over is the best one (Dinkelbach)
             value = np.maximum.accumulate(emitted - rate * verify, axis=1)  # of the best w <= n
@@ -216,8 +231,10 @@ class AdaptiveWidth:
         return np.concatenate((expected, survival[count:] * (expected[-1] / survival[count - 1])))
 
     def _verify_curve(self, most: int) -> NDArray[np.float64]:
-        """Seconds of verifying 0, 1, … `most` drafted tokens."""
-        return self._verify.curve(np.maximum(np.arange(1, most + 2), self._minimum))
+        """Seconds of verifying 0, 1, … `most` drafted tokens; infinite for row counts that are not used."""
+        rows = np.arange(1, most + 2)
+        used = np.isin(rows, self._ROWS) | (rows == most + 1)
+        return np.where(used, self._verify.curve(np.maximum(rows, self._minimum)), np.inf)
 
 
 def _emitted(survival: NDArray[np.float64]) -> NDArray[np.float64]:
