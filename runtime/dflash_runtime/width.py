@@ -167,6 +167,7 @@ class AdaptiveWidth:
         self._count, self._rate, self._pays = self._most, float(1 / self._verify_curve(0)[0]), True
         self._patience, self._waited, self._trials = self._PATIENCE[0], 0, 1
         self._verified, self._planned = minimum_rows, 0  # rows of the last round, rounds since the last plan
+        self._usual = self._most  # tokens to verify, were it the same number each round
 
     def draft_tokens(self) -> int:
         self._proposal = None
@@ -189,8 +190,7 @@ class AdaptiveWidth:
             if self._trials > 0 or self._planned >= self._REPLAN:
                 self._plan()
                 self._planned = 0
-        rows = np.maximum(np.arange(1, len(expected) + 2), self._minimum)
-        costs = np.where(rows == self._verified, 1.0, self._NEW) * self._verify_curve(len(expected))
+        costs = self._leaving(self._usual)[: len(expected) + 1] * self._verify_curve(len(expected))
         return int(np.argmax(_emitted(expected) - self._rate * costs))
 
     def record(self, done: Round) -> None:
@@ -214,16 +214,23 @@ class AdaptiveWidth:
         draft = np.where(np.isin(rows, self._ROWS), self._draft.curve(rows), np.inf)  # [n]
         plain = rate = 1.0 / verify[0]
         for _ in range(3):  # the rate that leaves nothing over is the best one (Dinkelbach)
-            value = np.maximum.accumulate(emitted - rate * verify, axis=1)  # of the best w <= n
+            self._usual = int(np.argmax(emitted.mean(axis=0) - rate * verify))
+            costs = self._leaving(self._usual) * verify
+            value = np.maximum.accumulate(emitted - rate * costs, axis=1)  # of the best w <= n
             count = 1 + int(np.argmax(value.mean(axis=0)[1:] - rate * draft[1:]))
-            best = np.argmax((emitted - rate * verify)[:, : count + 1], axis=1)
+            best = np.argmax((emitted - rate * costs)[:, : count + 1], axis=1)
             tokens = np.take_along_axis(emitted, best[:, None], axis=1).mean()
-            rate = max(plain, tokens / (draft[count] + verify[best].mean()))
+            rate = max(plain, tokens / (draft[count] + costs[best].mean()))
         self._count, self._rate, self._pays = count, rate, rate > plain
         if self._pays:
             self._patience = self._PATIENCE[0]
         else:  # what made it park must not outweigh what the next trials show
             self._record = deque(list(self._record)[-2:], self._RECORD)
+
+    def _leaving(self, usual: int) -> NDArray[np.float64]:
+        """What the cost of verifying 0, 1, … tokens is multiplied with: leaving the usual number costs twice, there and
+        back."""
+        return np.where(np.arange(self._most + 1) == usual, 1.0, 2 * self._NEW - 1)
 
     def _extended(self, expected: NDArray[np.float64]) -> NDArray[np.float64]:
         """Chances of all positions, those not drafted as position alone would have it."""
