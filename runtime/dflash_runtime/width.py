@@ -55,7 +55,7 @@ class Costs:
 
     _RATE = 0.1  # weight of a new observation
     _SHARED = 0.5  # of it that goes to the other row counts
-    _OUTLIER = 2.0  # a longer time says more about the machine than about the row count
+    _OUTLIER = 2.0  # a longer time counts as this, or one hiccup of the machine would outweigh many rounds
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds = dict(seconds)
@@ -72,11 +72,10 @@ class Costs:
             self.seconds[rows] = seconds
             return
         estimate = self.seconds.get(rows, float(self.curve(np.array([rows]))[0]))
-        if seconds < self._OUTLIER * estimate:
-            change = 1.0 + self._RATE * (seconds / estimate - 1.0)
-            for n in self.seconds:  # a machine that slows down does so at every width
-                self.seconds[n] *= 1.0 + self._SHARED * (change - 1.0)
-            self.seconds[rows] = estimate * change
+        change = 1.0 + self._RATE * (min(seconds / estimate, self._OUTLIER) - 1.0)
+        for n in self.seconds:  # a machine that slows down does so at every width
+            self.seconds[n] *= 1.0 + self._SHARED * (change - 1.0)
+        self.seconds[rows] = estimate * change
 
 
 class Calibration:
