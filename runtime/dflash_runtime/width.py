@@ -202,7 +202,8 @@ class AdaptiveWidth:
         calibration = self._copies if proposal.is_copy else self._calibration
         calibration.learn(proposal.probabilities, expected, done.drafted, done.accepted)
         if not proposal.is_copy:
-            self._draft.observe(len(expected) + 1, done.draft_seconds)
+            if self._trials == 0:  # a trial also catches up with the context
+                self._draft.observe(len(expected) + 1, done.draft_seconds)
             self._trials = max(0, self._trials - 1)
 
     def _plan(self) -> None:
