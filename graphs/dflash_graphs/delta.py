@@ -43,7 +43,7 @@ class Window:
     """Index arithmetic shared by all recurrent layers of one call."""
 
     taps: list[Value]  # i32 [T] each: which row of (past_rows, new rows) a tap of the convolution reads
-    place: Value  # i32 [WINDOW]: which row of (kept, new rows) stands at each place
+    rows: Value  # i32 [WINDOW]: which row of (kept, new rows) stands at each place
     crossing: Value  # f32 [n, 1, 1, 1]: 1, or empty when the rows do not reach the window's first boundary
     valid: Value  # f32 [2, 1, CHUNK, 1]: 1 where a real token stands, else 0
     negative: Value  # -valid
@@ -117,7 +117,7 @@ def gated_delta(
         state = at.inputs["state"][layer]
         if isinstance(at.place, Span):
             return sequential_delta(layer, kept, new, state, spec, at.place, weights)
-        qk, values, gates = (ops.gather(ops.concat([kept[name], new[name]], 0), at.place.place) for name in new)
+        qk, values, gates = (ops.gather(ops.concat([kept[name], new[name]], 0), at.place.rows) for name in new)
         qk = ops.transpose(ops.reshape(qk, [2, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 2, 3, 1, 4])
         values = ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
         state = ops.reshape(state, [1, spec.value_heads, spec.key_dim, spec.value_dim])
