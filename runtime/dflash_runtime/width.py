@@ -228,9 +228,9 @@ class AdaptiveWidth:
             self._record = deque(list(self._record)[-2:], self._RECORD)
 
     def _leaving(self, usual: int) -> NDArray[np.float64]:
-        """What the cost of verifying 0, 1, … tokens is multiplied with: leaving the usual number costs twice, there and
-        back."""
-        return np.where(np.arange(self._most + 1) == usual, 1.0, 2 * self._NEW - 1)
+        """What the cost of verifying 0, 1, … tokens is multiplied with: leaving the usual rows costs twice, to and fro."""
+        rows = np.maximum(np.arange(1, self._most + 2), self._minimum)
+        return np.where(rows == rows[usual], 1.0, 2 * self._NEW - 1)
 
     def _extended(self, expected: NDArray[np.float64]) -> NDArray[np.float64]:
         """Chances of all positions, those not drafted as position alone would have it."""
