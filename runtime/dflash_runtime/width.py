@@ -228,7 +228,7 @@ class AdaptiveWidth:
             self._record = deque(list(self._record)[-2:], self._RECORD)
 
     def _leaving(self, usual: int) -> NDArray[np.float64]:
-        """What the cost of verifying 0, 1, … tokens is multiplied with: leaving the usual rows costs twice, to and fro."""
+        """What the cost of verifying 0, 1, … tokens is multiplied with: leaving the usual rows costs twice."""
         rows = np.maximum(np.arange(1, self._most + 2), self._minimum)
         return np.where(rows == rows[usual], 1.0, 2 * self._NEW - 1)
 
