@@ -28,6 +28,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.sha import sha_fileobj
 
+_PROGRAM = "dflash-openvino"  # how requests name it
 _RESUMES = "What was downloaded is kept: the same command goes on from there."
 _TRANSPORT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]  # HTTPError of httpx, of httpx2 since huggingface_hub 2
 
@@ -122,7 +123,7 @@ class Repository:
                 hf_hub_url(self.name, file.name, revision=self.commit, endpoint=self.api.endpoint),
                 out,
                 resume_size=out.tell(),
-                headers=build_hf_headers(token=self.api.token, library_name=self.api.library_name),
+                headers=build_hf_headers(token=self.api.token, library_name=_PROGRAM),
                 expected_size=file.size,
                 displayed_filename=file.name,
             )
@@ -139,7 +140,7 @@ class Repository:
 def open_repository(name: str, options: HubOptions) -> tuple[Repository, tuple[HubFile, ...]]:
     """Ask the Hub for a repository: its commit and all its files. Raises CheckpointError."""
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
-    api = HfApi(endpoint=endpoint, token=options.token, library_name="dflash-openvino")
+    api = HfApi(endpoint=endpoint, token=options.token, library_name=_PROGRAM)
     repository = Repository(api, options, name)
     with explained(repository):
         info = api.model_info(name, revision=options.revision, files_metadata=True)

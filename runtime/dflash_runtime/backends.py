@@ -43,8 +43,8 @@ class Graph(Protocol):
         """A view of the output, valid until the next run."""
         ...
 
-    def layers_output(self, name: str) -> NDArray[Any]:
-        """The outputs `name.i` of the recurrent layers, [layers, T, width], valid until the next run."""
+    def layers_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows of the outputs `name.i` of the recurrent layers, [layers, rows, width], valid until the next run."""
         ...
 
 

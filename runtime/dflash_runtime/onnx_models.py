@@ -33,7 +33,9 @@ class SessionGraph:
         self._binding = self._session.io_binding()
         self._token_inputs = {port.name for port in self._session.get_inputs() if port.shape[0] == TOKENS}
         self._token_outputs = {p.name: tuple(p.shape[1:]) for p in self._session.get_outputs() if p.shape[0] == TOKENS}
-        self._ports = [port.name for port in (*self._session.get_inputs(), *self._session.get_outputs())]
+        ports = [port.name for port in (*self._session.get_inputs(), *self._session.get_outputs())]
+        names = {port.rpartition(".")[0] for port in ports if "." in port}
+        self._layers = {name: layer_ports(ports, name) for name in names}
         self._bound: dict[str, NDArray[Any]] = {}
         self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._rows = self._run_rows = 0
@@ -54,11 +56,11 @@ class SessionGraph:
             method(name, "cpu", 0, array.dtype.type, array.shape, place[0])
 
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
-        for port, part in zip(layer_ports(self._ports, name), array, strict=True):
+        for port, part in zip(self._layers[name], array, strict=True):
             self.bind(port, part)
 
     def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
-        for port, part in zip(layer_ports(self._ports, name), array, strict=True):
+        for port, part in zip(self._layers[name], array, strict=True):
             self.bind_output(port, part)
 
     def run(self) -> None:
@@ -71,8 +73,8 @@ class SessionGraph:
     def output(self, name: str) -> NDArray[Any]:
         return self._bound[name]
 
-    def layers_output(self, name: str) -> NDArray[Any]:
-        return np.stack([self.output(port) for port in layer_ports(self._ports, name)])
+    def layers_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        return np.stack([self.output(port)[start:stop] for port in self._layers[name]])
 
 
 class DenseCache:

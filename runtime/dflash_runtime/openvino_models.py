@@ -63,8 +63,8 @@ class CompiledGraph:
         view: NDArray[Any] = self._request.get_tensor(self._outputs[name]).data
         return view
 
-    def layers_output(self, name: str) -> NDArray[Any]:
-        return self.output(name)
+    def layers_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        return self.output(name)[:, start:stop]
 
 
 class _PagedCache:

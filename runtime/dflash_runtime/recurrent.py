@@ -49,11 +49,10 @@ class RecurrentLayers:
             self._bind()
             pending, added = 0, pending + count - CHUNK
         for name, kept in self.kept.items():
-            kept[:, pending : pending + added] = self._graph.layers_output(name)[:, count - added : count]
-        rows, reach = self._graph.layers_output("rows"), self.recent.shape[1]
-        staying = max(0, reach - count)
-        self.recent[:, :staying] = self.recent[:, reach - staying :]
-        self.recent[:, staying:] = rows[:, count - (reach - staying) : count]
+            kept[:, pending : pending + added] = self._graph.layers_rows(name, count - added, count)
+        new = min(count, self.recent.shape[1])
+        self.recent[:, :-new] = self.recent[:, new:]
+        self.recent[:, -new:] = self._graph.layers_rows("rows", count - new, count)
 
     def carried(self, pending: int) -> Arrays:
         """Copies of the states and of the kept rows."""

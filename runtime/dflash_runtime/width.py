@@ -143,7 +143,7 @@ class AdaptiveWidth:
     is tried rarely, and ever more so.
 
     Few row counts are used: for another one than the last call's, a graph with open shapes is set up anew, which costs
-    a tenth of a verify and a fifth of a draft.
+    a twelfth of a verify.
 
     Copies come unasked and for free: they are weighed by a record of their own and say nothing about drafting.
     """
@@ -189,7 +189,7 @@ class AdaptiveWidth:
             if self._trials > 0 or self._planned >= self._REPLAN:
                 self._plan()
                 self._planned = 0
-        costs = self._leaving(self._usual)[: len(expected) + 1] * self._verify_curve(len(expected))
+        costs = self._leaving()[: len(expected) + 1] * self._verify_curve(len(expected))
         return int(np.argmax(_emitted(expected) - self._rate * costs))
 
     def record(self, done: Round) -> None:
@@ -215,7 +215,7 @@ class AdaptiveWidth:
         plain = rate = 1.0 / verify[0]
         for _ in range(3):  # the rate that leaves nothing over is the best one (Dinkelbach)
             self._usual = int(np.argmax(emitted.mean(axis=0) - rate * verify))
-            costs = self._leaving(self._usual) * verify
+            costs = self._leaving() * verify
             value = np.maximum.accumulate(emitted - rate * costs, axis=1)  # of the best w <= n
             count = 1 + int(np.argmax(value.mean(axis=0)[1:] - rate * draft[1:]))
             best = np.argmax((emitted - rate * costs)[:, : count + 1], axis=1)
@@ -227,10 +227,10 @@ class AdaptiveWidth:
         else:  # what made it park must not outweigh what the next trials show
             self._record = deque(list(self._record)[-2:], self._RECORD)
 
-    def _leaving(self, usual: int) -> NDArray[np.float64]:
+    def _leaving(self) -> NDArray[np.float64]:
         """What the cost of verifying 0, 1, … tokens is multiplied with: leaving the usual rows costs twice."""
         rows = np.maximum(np.arange(1, self._most + 2), self._minimum)
-        return np.where(rows == rows[usual], 1.0, 2 * self._NEW - 1)
+        return np.where(rows == rows[self._usual], 1.0, 2 * self._NEW - 1)
 
     def _extended(self, expected: NDArray[np.float64]) -> NDArray[np.float64]:
         """Chances of all positions, those not drafted as position alone would have it."""

@@ -110,9 +110,9 @@ def _leave_a_rejected_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def faulty(self: Any, pending: int, count: int) -> None:
         commit(self, pending, count)
-        rows, last = self._graph.layers_output("v"), (pending + count) % 16 - 1
-        if rows.shape[1] > count and last >= 0:
-            self.kept["v"][:, last] = rows[:, count]
+        rejected, last = self._graph.layers_rows("v", count, count + 1), (pending + count) % 16 - 1
+        if rejected.shape[1] and last >= 0:
+            self.kept["v"][:, last] = rejected[:, 0]
 
     monkeypatch.setattr(recurrent.RecurrentLayers, "commit", faulty)
 
