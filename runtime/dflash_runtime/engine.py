@@ -57,8 +57,13 @@ class Engine:
         self.verify_costs, self.draft_costs = Costs(tuning.verify), Costs(tuning.draft)
         self.context = Context(self.models.target, self.models.proposer)
         drafter = bundle.manifest.drafter
-        self._calibration = Calibration(drafter.block_size if drafter else BLOCK_SIZE)
-        self._copies = Calibration(BLOCK_SIZE)
+        self._widths = AdaptiveWidth(
+            Calibration(drafter.block_size if drafter else BLOCK_SIZE),
+            Calibration(BLOCK_SIZE),
+            self.models.minimum_rows,
+            self.verify_costs,
+            self.draft_costs,
+        )
         self._busy, self._cancelled = threading.Lock(), threading.Event()
         self.load_seconds = time.perf_counter() - start
 
@@ -207,9 +212,8 @@ class Engine:
             return FixedWidth(1)
         if config.block_size is not None:
             return FixedWidth(config.block_size)
-        return AdaptiveWidth(
-            self._calibration, self._copies, self.models.minimum_rows, self.verify_costs, self.draft_costs
-        )
+        self._widths.new_text()
+        return self._widths
 
     def _fit(self, ids: list[int], config: GenerationConfig) -> list[int]:
         """Check the prompt, and cut it where the request says so."""

@@ -76,7 +76,7 @@ class Decoder:
     def round(self, anchor: int, limit: int, sampler: Sampler, stops: Set[int] = frozenset()) -> Round:
         """Draft, verify, accept, commit."""
         start = time.perf_counter()
-        drafts = self._draft(anchor, limit)
+        drafts = self._draft(anchor, limit, stops)
         drafted = time.perf_counter()
         rows = self.target.verify(self._padded([anchor, *drafts]))
         chosen = sampler.choose(self.head(rows.hidden), drafts, self.target.length + 1)
@@ -87,14 +87,16 @@ class Decoder:
         self.policy.record(this)
         return this
 
-    def _draft(self, anchor: int, limit: int) -> Sequence[int]:
+    def _draft(self, anchor: int, limit: int, stops: Set[int]) -> Sequence[int]:
         if self.proposer is None:
             return ()
         most = min(limit, self.target.max_rows - 1)
         proposal = self.proposer.propose(anchor, min(self.policy.draft_tokens(), most))
         if not proposal.tokens:
             return ()
-        return proposal.tokens[: min(self.policy.verify_tokens(proposal), most)]
+        drafts = proposal.tokens[: min(self.policy.verify_tokens(proposal), most)]
+        # a drafted stop needs no row: if it is right, it is what follows the tokens before it
+        return drafts[: next((i for i, token in enumerate(drafts) if token in stops), len(drafts))]
 
     def _padded(self, tokens: Sequence[int]) -> Sequence[int]:
         missing = self.minimum_rows - len(tokens)

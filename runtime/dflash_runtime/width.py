@@ -81,14 +81,16 @@ class Costs:
 class Calibration:
     """Chances of acceptance, learnt online: by the drafter's own probability, and by position in the block."""
 
-    _BINS = 12
-    _MEMORY = 0.97  # per round; about the last 30 rounds count
+    _BINS = 8
+    _MEMORY = 0.97  # per round, of positions: about the last 30 rounds count
+    _BIN_MEMORY = 0.98  # per round, of probabilities
     _PRIOR = 2.0  # rounds
 
     def __init__(self, block_size: int) -> None:
         centers = (np.arange(self._BINS) + 0.5) / self._BINS
         # drafters are right more often than they say; what is learnt soon outweighs this
-        self._hits, self._tries = 2 * self._PRIOR * np.sqrt(centers), np.full(self._BINS, 2 * self._PRIOR)
+        self._prior = 2 * self._PRIOR * np.stack((np.sqrt(centers), np.ones(self._BINS)))
+        self._hits, self._tries = self._prior.copy()
         self._accepted, self._reached = np.zeros(block_size - 1), np.zeros(block_size - 1)
 
     @property
@@ -124,6 +126,8 @@ class Calibration:
             self._reached[drafted : len(expected)] += chances[:-1]
             self._accepted[drafted : len(expected)] += chances[1:]
         if probabilities:
+            for count, prior in zip((self._hits, self._tries), self._prior, strict=True):
+                count += (1.0 - self._BIN_MEMORY) * (prior - count)
             tried = self._bin(probabilities)[:reached]
             np.add.at(self._tries, tried, 1.0)
             np.add.at(self._hits, tried[:accepted], 1.0)
@@ -137,111 +141,95 @@ class AdaptiveWidth:
     """Picks the widths with the most expected tokens per second; stops drafting while that does not pay.
 
     Drafting n tokens and verifying w of them costs draft(n + 1) + verify(w + 1) seconds and emits one token plus those
-    that survive, E(w) in all. With r the best tokens per second over recent rounds, verifying w is worth
-    E(w) - r * verify(w + 1), and n is chosen so that the best such w, over recent drafts, leaves most after
-    r * draft(n + 1). A full draft every few rounds shows what lies beyond. While drafting loses to plain decoding it
-    is tried rarely, and ever more so.
+    that survive, E(w) in all. With r the best rate, verifying w is worth E(w) - r * verify(w + 1), and n is the number
+    whose best w <= n leaves most after r * draft(n + 1), on average over recent drafts; r then is what that n yields.
+    While drafting loses to plain decoding it is tried rarely, and ever more so.
 
-    Few row counts are used: for another one than the last call's, a graph with open shapes is set up anew, which costs
-    a twelfth of a verify.
+    Few row counts are used, and another one than the last call's only where it pays its price: a graph with open shapes
+    is set up anew for it.
 
-    Copies come unasked and for free: they are weighed by a record of their own and say nothing about drafting.
+    One policy serves all requests, as a text is often over before much is learnt about it. Copies come unasked and for
+    free: they are weighed by a record of their own and say nothing about drafting.
     """
 
     _PATIENCE = (4, 96)  # rounds between trials while parked: first, most
-    _REFRESH = 12  # rounds between full drafts
-    _RECORD = 12  # drafts remembered
+    _RECORD, _FADING = 16, 0.9  # drafts remembered, and what each counts beside the next one
     _ROWS = (1, 2, 4, 8, 12, 16)
-    _NEW = 1.08  # what another row count than the last one's multiplies the cost of a verify with
-    _REPLAN = 3  # rounds between two plans
+    _CHANGE = 1.08  # what another row count than the last one's multiplies the cost of a verify with
 
     def __init__(
         self, calibration: Calibration, copies: Calibration, minimum_rows: int, verify: Costs, draft: Costs
     ) -> None:
-        calibration.new_text()
         self._verify, self._draft, self._calibration, self._copies = verify, draft, calibration, copies
-        self._minimum, self._most = minimum_rows, len(calibration.survival)
+        self._most = len(calibration.survival)
+        self._tokens = np.unique(np.minimum(self._ROWS, self._most + 1)) - 1  # numbers to choose from
+        self._rows = np.maximum(self._tokens + 1, minimum_rows)
         self._proposal: tuple[Proposal, NDArray[np.float64]] | None = None
         self._record: deque[NDArray[np.float64]] = deque(maxlen=self._RECORD)
-        self._count, self._rate, self._pays = self._most, float(1 / self._verify_curve(0)[0]), True
-        self._patience, self._waited, self._trials = self._PATIENCE[0], 0, 1
-        self._verified, self._planned = minimum_rows, 0  # rows of the last round, rounds since the last plan
-        self._usual = self._most  # tokens to verify, were it the same number each round
+        self._weights = self._FADING ** np.arange(self._RECORD, dtype=np.float64)
+        self._count, self._rate, self._pays = self._most, float(1 / verify.curve(self._rows[:1])[0]), True
+        self._patience, self._waited, self._last_rows = self._PATIENCE[0], 0, minimum_rows
+        self._minimum = minimum_rows
+
+    def new_text(self) -> None:
+        """Another text begins, and may be one that drafts well."""
+        self._calibration.new_text()
+        self._patience = self._waited = self._PATIENCE[0]
 
     def draft_tokens(self) -> int:
         self._proposal = None
+        if self._pays:
+            return self._count
         self._waited += 1
-        if self._trials == 0 and self._waited >= (self._REFRESH if self._pays else self._patience):
-            self._trials, self._waited = 1, 0
-            if not self._pays:
-                self._patience = min(3 * self._patience, self._PATIENCE[1])
-        if self._trials > 0:
-            return self._most
-        return self._count if self._pays else 0
+        if self._waited < self._patience:
+            return 0
+        self._waited, self._patience = 0, min(3 * self._patience, self._PATIENCE[1])
+        return self._count
 
     def verify_tokens(self, proposal: Proposal) -> int:
         calibration = self._copies if proposal.is_copy else self._calibration
         expected = calibration.expect(proposal.probabilities, len(proposal.tokens))
         self._proposal = (proposal, expected)
         if not proposal.is_copy and len(expected):
-            self._record.append(_emitted(self._extended(expected)))
-            self._planned += 1
-            if self._trials > 0 or self._planned >= self._REPLAN:
-                self._plan()
-                self._planned = 0
-        costs = self._leaving()[: len(expected) + 1] * self._verify_curve(len(expected))
-        return int(np.argmax(_emitted(expected) - self._rate * costs))
+            self._record.appendleft(_emitted(self._extended(expected))[self._tokens])
+            self._plan()
+        tokens = self._tokens[self._tokens < len(expected)]
+        tokens = np.append(tokens, len(expected))
+        rows = np.maximum(tokens + 1, self._minimum)
+        costs = self._verify.curve(rows) * np.where(rows == self._last_rows, 1.0, self._CHANGE)
+        return int(tokens[np.argmax(_emitted(expected)[tokens] - self._rate * costs)])
 
     def record(self, done: Round) -> None:
         rows = max(done.rows, self._minimum)
-        self._verify.observe(rows, done.verify_seconds / (1.0 if rows == self._verified else self._NEW))
-        self._verified = rows
+        self._verify.observe(rows, done.verify_seconds / (1.0 if rows == self._last_rows else self._CHANGE))
+        self._last_rows = rows
         if self._proposal is None:
             return
         proposal, expected = self._proposal
         calibration = self._copies if proposal.is_copy else self._calibration
         calibration.learn(proposal.probabilities, expected, done.drafted, done.accepted)
         if not proposal.is_copy:
-            if self._trials == 0:  # a trial also catches up with the context
-                self._draft.observe(len(expected) + 1, done.draft_seconds)
-            self._trials = max(0, self._trials - 1)
+            self._draft.observe(len(expected) + 1, done.draft_seconds)
 
     def _plan(self) -> None:
         """Choose the draft length and the rate for the coming rounds from the recorded drafts."""
-        emitted = np.stack(self._record)  # [record, w]
-        verify = self._verify_curve(self._most)
-        rows = np.arange(1, self._most + 2)
-        draft = np.where(np.isin(rows, self._ROWS), self._draft.curve(rows), np.inf)  # [n]
-        plain = rate = 1.0 / verify[0]
-        for _ in range(3):  # the rate that leaves nothing over is the best one (Dinkelbach)
-            self._usual = int(np.argmax(emitted.mean(axis=0) - rate * verify))
-            costs = self._leaving() * verify
-            value = np.maximum.accumulate(emitted - rate * costs, axis=1)  # of the best w <= n
-            count = 1 + int(np.argmax(value.mean(axis=0)[1:] - rate * draft[1:]))
-            best = np.argmax((emitted - rate * costs)[:, : count + 1], axis=1)
-            tokens = np.take_along_axis(emitted, best[:, None], axis=1).mean()
-            rate = max(plain, tokens / (draft[count] + costs[best].mean()))
-        self._count, self._rate, self._pays = count, rate, rate > plain
+        emitted = np.stack(self._record)  # [record, choice], the latest first
+        weights = self._weights[: len(emitted)] / self._weights[: len(emitted)].sum()
+        verify, draft = self._verify.curve(self._rows), self._draft.curve(self._tokens + 1)
+        left = emitted - self._rate * verify
+        most_left = weights @ np.maximum.accumulate(left, axis=1) - self._rate * draft
+        choice = 1 + int(np.argmax(most_left[1:]))
+        best = np.argmax(left[:, : choice + 1], axis=1)  # of the numbers to verify
+        seconds = draft[choice] + weights @ verify[best]
+        rate, plain = float(weights @ emitted[np.arange(len(best)), best] / seconds), 1.0 / float(verify[0])
+        self._count, self._rate, self._pays = int(self._tokens[choice]), max(rate, plain), rate > plain
         if self._pays:
             self._patience = self._PATIENCE[0]
-        else:  # what made it park must not outweigh what the next trials show
-            self._record = deque(list(self._record)[-2:], self._RECORD)
-
-    def _leaving(self) -> NDArray[np.float64]:
-        """What the cost of verifying 0, 1, … tokens is multiplied with: leaving the usual rows costs twice."""
-        rows = np.maximum(np.arange(1, self._most + 2), self._minimum)
-        return np.where(rows == rows[self._usual], 1.0, 2 * self._NEW - 1)
 
     def _extended(self, expected: NDArray[np.float64]) -> NDArray[np.float64]:
         """Chances of all positions, those not drafted as position alone would have it."""
         survival, count = self._calibration.survival, len(expected)
         return np.concatenate((expected, survival[count:] * (expected[-1] / survival[count - 1])))
-
-    def _verify_curve(self, most: int) -> NDArray[np.float64]:
-        """Seconds of verifying 0, 1, … `most` drafted tokens; infinite for row counts that are not used."""
-        rows = np.arange(1, most + 2)
-        used = np.isin(rows, self._ROWS) | (rows == most + 1)
-        return np.where(used, self._verify.curve(np.maximum(rows, self._minimum)), np.inf)
 
 
 def _emitted(survival: NDArray[np.float64]) -> NDArray[np.float64]:
