@@ -60,7 +60,7 @@ class Decoder:
                 first = max(0, len(piece) - self.minimum_rows)
                 logits = self.head(rows.hidden[first : first + self.minimum_rows])
                 last = len(piece) - 1 - first
-                logits = Logits(logits.values[last:], logits.tokens[last:])
+                logits = Logits(logits.values[last:])
             self.context.commit(piece, rows)
             if progress is not None:
                 progress(done)
@@ -113,8 +113,7 @@ class Greedy:
     """Always the likeliest token."""
 
     def choose(self, logits: Logits, drafts: Sequence[int], position: int) -> list[int]:
-        chosen: list[int] = logits.tokens[: len(drafts) + 1].tolist()
-        accepted = 0
-        while accepted < len(drafts) and drafts[accepted] == chosen[accepted]:
-            accepted += 1
-        return chosen[: accepted + 1]
+        chosen = [logits.likeliest(0)]
+        while len(chosen) <= len(drafts) and chosen[-1] == drafts[len(chosen) - 1]:
+            chosen.append(logits.likeliest(len(chosen)))
+        return chosen

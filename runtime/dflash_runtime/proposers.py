@@ -39,7 +39,7 @@ class DFlashProposer:
         self._extend()
         hidden = self._drafter.block(anchor, min(count + 1, self.block_size))[1:]
         if self._draft_head is None or self._missing > self._MISSES:
-            return Proposal(self._head(hidden).tokens.tolist())
+            return Proposal(self._head(hidden).values.argmax(axis=1).tolist())
         tokens, probabilities = self._draft_head(hidden)
         return Proposal(tokens.tolist(), probabilities.tolist())
 

@@ -16,10 +16,13 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Logits:
-    """Head outputs of T rows; views that stay valid until the head's next call."""
+    """Head outputs of T rows; a view that stays valid until the head's next call."""
 
     values: FloatRows  # [T, vocabulary]
-    tokens: Tokens  # [T], argmax of each row, lowest id among equals
+
+    def likeliest(self, row: int) -> int:
+        """The token of the highest logit, lowest id among equals."""
+        return int(self.values[row].argmax())  # 60 us for 248,320; rows behind a wrong draft are not looked at
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class SpeculativeSampler:
             ids, weights = self._candidates(scores)
             token = int(ids[_invert(weights, uniform(self.seed, position))])
         else:
-            token = int(logits.tokens[row] if scores is raw else scores.argmax())
+            token = logits.likeliest(row) if scores is raw else int(scores.argmax())
         if self.config.logprobs is not None:
             self.logprobs.append(_logprobs(raw, token, self.config.logprobs))
         return token

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from dflash_graphs.errors import DFlashError, RequestError
 from dflash_graphs.manifest import Manifest, read_manifest
 from tqdm import tqdm
@@ -122,9 +121,9 @@ def _costs(engine: Engine, repeats: int | None) -> tuple[list[float], list[float
     if repeats is not None:
         tuning = models.measure(repeats)
         verify, draft = Costs(tuning.verify), Costs(tuning.draft)
-    rows = np.arange(1, (models.dflash.block_size if models.drafting == "dflash" and models.dflash else BLOCK_SIZE) + 1)
-    drafting = np.zeros(len(rows)) if models.dflash is None else draft.curve(rows)  # copies cost nothing
-    return verify.curve(np.maximum(rows, models.minimum_rows)).tolist(), drafting.tolist()
+    rows = range(1, (models.dflash.block_size if models.drafting == "dflash" and models.dflash else BLOCK_SIZE) + 1)
+    drafting = [0.0 if models.dflash is None else draft.at(n) for n in rows]  # copies cost nothing
+    return [verify.at(max(n, models.minimum_rows)) for n in rows], drafting
 
 
 def _simulate(

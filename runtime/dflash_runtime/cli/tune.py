@@ -65,11 +65,11 @@ class _Trial:
         if self.rates:
             return self.rates[-1]
         survival = survival_curve(read_profile("article"))
-        rows = np.arange(1, len(survival) + 2)
-        verify = Costs(self.tuning.verify).curve(np.maximum(rows, self.tuning.minimum_rows))
+        rows = range(1, len(survival) + 2)
+        verify = np.array([Costs(self.tuning.verify).at(max(n, self.tuning.minimum_rows)) for n in rows])
         if not self.tuning.draft:
             return float(1 / verify[0])
-        chosen = best(predict(survival, verify, Costs(self.tuning.draft).curve(rows)))
+        chosen = best(predict(survival, verify, np.array([Costs(self.tuning.draft).at(n) for n in rows])))
         return chosen.emitted / (chosen.verify_seconds + chosen.draft_seconds)
 
 
