@@ -16,7 +16,7 @@ from .models import CachedTarget, Drafter, DraftHead, FullHead
 from .proposers import DFlashProposer
 from .protocols import Proposer
 from .selftest import largest_difference, smallest_exact_rows
-from .tuning import WIDTHS, Tuning, measure_draft, measure_verify, read_tuning, tuning_path, write_tuning
+from .tuning import Tuning, measure_costs, read_tuning, tuning_path, write_tuning
 
 Drafting = Literal["dflash", "lookup", "dflash+lookup"]
 
@@ -41,12 +41,7 @@ class Models:
 
     def measure(self, repeats: int) -> Tuning:
         """Measure the cost of every width, medians of `repeats` calls; leaves target and drafter without context."""
-        widths = [n for n in WIDTHS if n >= self.minimum_rows]
-        draft = {}
-        if self.drafter is not None and self.dflash is not None:
-            draft = measure_draft(self.dflash, self.drafter.spec.feature_width, repeats)
-        verify = measure_verify(self.target, self.head, widths, repeats)
-        self.target.reset()
+        verify, draft = measure_costs(self.target, self.head, self.dflash, self.minimum_rows, repeats)
         return Tuning(
             settings=self.settings,
             minimum_rows=self.minimum_rows,

@@ -21,7 +21,7 @@ class DFlashProposer:
 
     def __init__(self, drafter: Drafter, draft_head: DraftHead | None, head: Head) -> None:
         self._drafter, self._draft_head, self._head = drafter, draft_head, head
-        self.block_size = drafter.spec.block_size
+        self.block_size, self.feature_width = drafter.spec.block_size, drafter.spec.feature_width
         self._waiting: list[FloatRows] = []
         self._missing = 0.0
 

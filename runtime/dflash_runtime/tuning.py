@@ -23,13 +23,14 @@ from .proposers import DFlashProposer
 from .protocols import Head, Rows, Target
 
 _BUDGET = 0.3  # seconds after which the calls of one width are not repeated
+_LEAST = 0.05  # seconds before which they are
 _OUTLIER = 1.7  # of the shortest time; how much of a longer one counts
 _STEP = 3  # tokens between two calls that are measured
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
+WIDTHS = (2, 3, 4, 6, 8, 12, 16)  # and 1
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds by row count: `verify` for target and head, `draft` for drafter and draft head."""
+    """Seconds by row count: `verify` for target and head, 1 without a draft, `draft` for drafter and draft head."""
 
     settings: Settings
     minimum_rows: int
@@ -65,42 +66,53 @@ def write_tuning(path: Path, tuning: Tuning) -> None:
         pass
 
 
-def measure_verify(target: Target, head: Head, rows: Sequence[int], repeats: int) -> dict[int, float]:
-    """Typical seconds of target and head by row count, over positions in a chunk; the first call is not counted."""
+def measure_costs(
+    target: Target, head: Head, dflash: DFlashProposer | None, minimum_rows: int, repeats: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Typical seconds by row count, of verifying and of drafting; one row is a plain round.
 
-    def once(count: int) -> None:
+    Both are measured in turn, as decoding has them: each drives the other's weights out of the processor's caches.
+    """
+
+    def once(rows: int) -> tuple[float, float]:
         if target.length > CHUNK:
             target.reset()
-        head(target.verify([0] * count).hidden)
-        target.commit(min(count, _STEP))
-
-    found = {}
-    for n in rows:
-        target.reset()
-        found[n] = _typical(partial(once, n), repeats)
-    return found
-
-
-def measure_draft(proposer: DFlashProposer, feature_width: int, repeats: int) -> dict[int, float]:
-    """Typical seconds of drafting, by row count of the block, anchor included."""
-    features = np.zeros((4, feature_width), np.float32)
-
-    def once(rows: int) -> None:
-        proposer.rewind(0)
-        proposer.observe([0] * len(features), Rows(features, features))
-        proposer.propose(0, rows - 1)
-
-    found = {n: _typical(partial(once, n), repeats) for n in WIDTHS if 1 < n <= proposer.block_size}
-    proposer.rewind(0)
-    return found
-
-
-def _typical(call: Callable[[], object], repeats: int) -> float:
-    """The mean, as crossing a chunk boundary costs more; far longer times are another program's and cut."""
-    call()
-    times: list[float] = []
-    while len(times) < repeats and (not times or sum(times) < _BUDGET):
         start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
+        if dflash is not None and 1 < rows <= dflash.block_size:
+            dflash.rewind(0)
+            dflash.observe([0] * len(features), Rows(features, features))
+            dflash.propose(0, rows - 1)
+        middle = time.perf_counter()
+        head(target.verify([0] * max(rows, minimum_rows)).hidden)
+        end = time.perf_counter()
+        target.commit(min(rows, _STEP))
+        return middle - start, end - middle
+
+    features = np.zeros((_STEP, 0 if dflash is None else dflash.feature_width), np.float32)
+    _repeated(partial(once, 1), round(_BUDGET / sum(once(1))))  # a program that has just begun is slower
+    verify, draft = {}, {}
+    for n in (1, *(n for n in WIDTHS if n >= max(2, minimum_rows))):
+        target.reset()
+        times = _repeated(partial(once, n), repeats)
+        verify[n] = _typical([seconds for _, seconds in times])
+        if dflash is not None and 1 < n <= dflash.block_size:
+            draft[n] = _typical([seconds for seconds, _ in times])
+    target.reset()
+    if dflash is not None:
+        dflash.rewind(0)
+    return verify, draft
+
+
+def _repeated(call: Callable[[], tuple[float, float]], repeats: int) -> list[tuple[float, float]]:
+    """What the calls return but the first, which sets up."""
+    call()
+    times, spent = [call()], 0.0
+    while spent < _BUDGET and (len(times) < repeats or spent < _LEAST):
+        times.append(call())
+        spent += sum(times[-1])
+    return times
+
+
+def _typical(times: Sequence[float]) -> float:
+    """The mean, as crossing a chunk boundary costs more; far longer times are another program's and cut."""
     return float(np.mean(np.minimum(times, _OUTLIER * min(times))))

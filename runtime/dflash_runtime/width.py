@@ -167,7 +167,7 @@ class AdaptiveWidth:
         self._minimum, most = minimum_rows, len(calibration.survival)
         self._choices = sorted({min(rows - 1, most) for rows in self._ROWS})  # of tokens to draft or to verify
         self._tokens, self._seconds = dict.fromkeys(self._choices, 0.0), dict.fromkeys(self._choices, 0.0)
-        self._count, self._rate, self._pays = most, 1.0 / self._verify_seconds(0), True
+        self._count, self._rate, self._pays = most, 1.0 / verify.at(1), True
         self._patience, self._waited, self._last_rows = self._PATIENCE[0], 0, minimum_rows
         self._proposal: tuple[Proposal, list[float]] | None = None
 
@@ -195,13 +195,12 @@ class AdaptiveWidth:
         emitted = _emitted(expected)
         return max(
             (*(w for w in self._choices if w < count), count),
-            key=lambda w: emitted[w] - self._rate * self._verify_seconds(w) * self._change(w + 1),
+            key=lambda w: emitted[w] - self._rate * self._verify.at(w + 1) * self._change(w + 1),
         )
 
     def record(self, done: Round) -> None:
-        rows = max(done.rows, self._minimum)
-        self._verify.observe(rows, done.verify_seconds / self._change(rows))
-        self._last_rows = rows
+        self._verify.observe(done.rows, done.verify_seconds / self._change(done.rows))
+        self._last_rows = max(done.rows, self._minimum)
         if self._proposal is None:
             return
         proposal, expected = self._proposal
@@ -217,20 +216,17 @@ class AdaptiveWidth:
         emitted = _emitted(expected + [expected[-1] * s / survival[count - 1] for s in survival[count:]])
         best, left = 0, -math.inf  # of the numbers to verify
         for n in self._choices:
-            seconds = self._verify_seconds(n)
+            seconds = self._verify.at(n + 1)
             if emitted[n] - self._rate * seconds > left:
                 best, left = n, emitted[n] - self._rate * seconds
             self._tokens[n] = self._MEMORY * self._tokens[n] + emitted[best]
-            seconds = self._verify_seconds(best) + (self._draft.at(n + 1) if n else 0.0)
+            seconds = self._verify.at(best + 1) + (self._draft.at(n + 1) if n else 0.0)
             self._seconds[n] = self._MEMORY * self._seconds[n] + seconds
         plain, *rates = ((self._tokens[n] / self._seconds[n], n) for n in self._choices)
         rate, self._count = max(rates)
         self._rate, self._pays = max(rate, plain[0]), rate > plain[0]
         if self._pays:
             self._patience = self._PATIENCE[0]
-
-    def _verify_seconds(self, tokens: int) -> float:
-        return self._verify.at(max(tokens + 1, self._minimum))
 
     def _change(self, rows: int) -> float:
         return 1.0 if max(rows, self._minimum) == self._last_rows else self._CHANGE

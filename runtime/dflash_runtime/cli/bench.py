@@ -123,7 +123,7 @@ def _costs(engine: Engine, repeats: int | None) -> tuple[list[float], list[float
         verify, draft = Costs(tuning.verify), Costs(tuning.draft)
     rows = range(1, (models.dflash.block_size if models.drafting == "dflash" and models.dflash else BLOCK_SIZE) + 1)
     drafting = [0.0 if models.dflash is None else draft.at(n) for n in rows]  # copies cost nothing
-    return [verify.at(max(n, models.minimum_rows)) for n in rows], drafting
+    return [verify.at(n) for n in rows], drafting
 
 
 def _simulate(

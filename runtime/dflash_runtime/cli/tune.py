@@ -66,7 +66,7 @@ class _Trial:
             return self.rates[-1]
         survival = survival_curve(read_profile("article"))
         rows = range(1, len(survival) + 2)
-        verify = np.array([Costs(self.tuning.verify).at(max(n, self.tuning.minimum_rows)) for n in rows])
+        verify = np.array([Costs(self.tuning.verify).at(n) for n in rows])
         if not self.tuning.draft:
             return float(1 / verify[0])
         chosen = best(predict(survival, verify, np.array([Costs(self.tuning.draft).at(n) for n in rows])))
