@@ -1,0 +1,92 @@
+"""The round on a target that counts: after token t comes t + 1."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from dflash_runtime.context import Context
+from dflash_runtime.loop import Decoder, Greedy
+from dflash_runtime.protocols import FloatRows, Logits, Proposal, Rows, Snapshot
+from dflash_runtime.tuning import measure_costs
+from dflash_runtime.width import FixedWidth
+
+VOCABULARY = 32
+STOP = 5
+
+
+class CountingTarget:
+    """Hidden rows are the tokens that follow."""
+
+    max_rows = 16
+
+    def __init__(self) -> None:
+        self.length, self.calls = 0, list[list[int]]()
+
+    def verify(self, tokens: Sequence[int]) -> Rows:
+        self.calls.append(list(tokens))
+        hidden = np.array(tokens, np.float32)[:, None] + 1
+        return Rows(hidden, hidden[:, :0])
+
+    def commit(self, count: int) -> None:
+        self.length += count
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def rewind(self, length: int) -> bool:
+        self.length = length
+        return True
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.length, ())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.length = snapshot.length
+
+
+class Proposes:
+    """Always the same tokens."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = tokens
+
+    def observe(self, tokens: Sequence[int], rows: Rows) -> None: ...
+
+    def propose(self, anchor: int, count: int) -> Proposal:
+        return Proposal(self.tokens[:count])
+
+    def rewind(self, length: int) -> None: ...
+
+
+def head(hidden: FloatRows) -> Logits:
+    return Logits(np.eye(VOCABULARY, dtype=np.float32)[hidden[:, 0].astype(int)])
+
+
+@pytest.mark.parametrize(
+    ("drafts", "stops", "verified", "emitted"),
+    [
+        ([1, 2, 3, 4, 5, 6], {STOP}, [0, 1, 2, 3, 4], [1, 2, 3, 4, 5]),  # the stop is what follows the row of 4
+        ([1, 2, 3, 4, 5, 6], set(), [0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]),
+        ([1, 5, 3, 4], {STOP}, [0, 1], [1, 2]),  # a wrong stop: nothing behind it could have been right
+        ([5, 1, 2], {STOP}, [0, 0], [1]),  # padded to the fewest rows
+    ],
+)
+def test_a_drafted_stop_and_what_follows_take_no_rows(
+    drafts: list[int], stops: set[int], verified: list[int], emitted: list[int]
+) -> None:
+    target = CountingTarget()
+    decoder = Decoder(Context(target, Proposes(drafts)), head, FixedWidth(16), 2)
+    this = decoder.round(0, 100, Greedy(), stops)
+    assert target.calls == [verified]
+    assert list(this.tokens) == emitted
+    assert this.drafted == (0 if drafts[0] == STOP else len(verified) - 1)
+    assert target.length == len(emitted)
+
+
+def test_costs_of_a_target_without_drafter() -> None:
+    target = CountingTarget()
+    verify, draft = measure_costs(target, head, None, minimum_rows=3, repeats=2)
+    assert sorted(verify) == [1, 3, 4, 6, 8, 12, 16] and draft == {}
+    assert min(verify.values()) > 0
+    assert {len(call) for call in target.calls} == {3, 4, 6, 8, 12, 16}  # a plain round has the fewest rows
+    assert target.length == 0
