@@ -167,6 +167,7 @@ class AdaptiveWidth:
         self._minimum, most = minimum_rows, len(calibration.survival)
         self._choices = sorted({min(rows - 1, most) for rows in self._ROWS})  # of tokens to draft or to verify
         self._tokens, self._seconds = dict.fromkeys(self._choices, 0.0), dict.fromkeys(self._choices, 0.0)
+        self._lasts = dict.fromkeys(self._choices, 0)  # what would have been verified last
         self._count, self._rate, self._pays = most, 1.0 / verify.at(1), True
         self._patience, self._waited, self._last_rows = self._PATIENCE[0], 0, minimum_rows
         self._proposal: tuple[Proposal, list[float]] | None = None
@@ -214,14 +215,17 @@ class AdaptiveWidth:
         survival, count = self._calibration.survival, len(expected)
         # positions not drafted as position alone would have it
         emitted = _emitted(expected + [expected[-1] * s / survival[count - 1] for s in survival[count:]])
-        best, left = 0, -math.inf  # of the numbers to verify
-        for n in self._choices:
-            seconds = self._verify.at(n + 1)
-            if emitted[n] - self._rate * seconds > left:
-                best, left = n, emitted[n] - self._rate * seconds
+        verify = {n: self._verify.at(n + 1) for n in self._choices}
+        for n, last in self._lasts.items():
+
+            def seconds(w: int, last: int = last) -> float:
+                return verify[w] * (1.0 if w == last else self._CHANGE)
+
+            best = max((w for w in self._choices if w <= n), key=lambda w: emitted[w] - self._rate * seconds(w))
             self._tokens[n] = self._MEMORY * self._tokens[n] + emitted[best]
-            seconds = self._verify.at(best + 1) + (self._draft.at(n + 1) if n else 0.0)
-            self._seconds[n] = self._MEMORY * self._seconds[n] + seconds
+            spent = seconds(best) + (self._draft.at(n + 1) if n else 0.0)
+            self._seconds[n] = self._MEMORY * self._seconds[n] + spent
+            self._lasts[n] = best
         plain, *rates = ((self._tokens[n] / self._seconds[n], n) for n in self._choices)
         rate, self._count = max(rates)
         self._rate, self._pays = max(rate, plain[0]), rate > plain[0]
