@@ -64,8 +64,11 @@ class Backend(Protocol):
     """A runtime library."""
 
     package: str
-    fewest_rows: int  # of a call that may be as exact as wider ones; the self-test tries from there
     is_strict: bool  # whether a bundle that is not bit-exact is refused rather than reported
+
+    def fewest_rows(self, weight_format: str) -> int:
+        """Return the fewest rows of a call that may be as exact as wider ones; the self-test tries from there."""
+        ...
 
     def version(self) -> str: ...
 

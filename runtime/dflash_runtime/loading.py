@@ -118,7 +118,8 @@ def _load_exact(
         vocabulary = bundle.manifest.target.vocab_size
         if not attempt.can_be_exact:
             break
-        if rows := smallest_exact_rows(target, head, vocabulary, backend.fewest_rows):
+        fewest = backend.fewest_rows(bundle.manifest.graphs["target"].weight_format)
+        if rows := smallest_exact_rows(target, head, vocabulary, fewest):
             return attempt, target, head, rows, 0.0
     if not (backend.is_strict and attempt.can_be_exact):
         return attempt, target, head, _INEXACT_ROWS, largest_difference(target, head, vocabulary)

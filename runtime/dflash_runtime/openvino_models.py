@@ -78,8 +78,9 @@ class _PagedCache:
 
     def __init__(self, graph: CompiledGraph, layers: Sequence[PagedLayer], capacity: int, kv: str) -> None:
         self._graph, self._has_types = graph, any(layer.bidirectional for layer in layers)
+        self._takes_single_rows = "attended_rows" in graph.input_shapes
         dtype, kind = _KV_TYPES[kv]
-        blocks = -(-capacity // BLOCK)
+        blocks, self._rows = -(-capacity // BLOCK), np.arange(capacity, dtype=np.int32)
         self.blocks: dict[str, NDArray[Any]] = {}
         for part, i in ((part, layer.index) for layer in layers for part in ("key", "value")):
             # [kv_heads, BLOCK, head_dim], and with u8 also the scales
@@ -99,6 +100,10 @@ class _PagedCache:
             graph.bind(name, array)
 
     def place(self, past: int, rows: int) -> None:
+        if self._takes_single_rows:
+            self._graph.bind("own_rows", self._rows[:rows])
+            self._graph.bind("attended_rows", self._rows[:rows] if rows > 1 else np.zeros(2, np.int32))
+            rows = max(rows, 2)
         self._past[0], self._begins[1], self._total[...] = past, rows, past + rows
         if self._has_types:
             self._graph.bind("token_type_ids", np.ones(rows, np.int32))  # one group: rows of a block see each other
@@ -117,11 +122,13 @@ class OpenVinoBackend:
     """Implements `backends.Backend`."""
 
     package = "openvino"
-    fewest_rows = 2  # paged attention computes single rows otherwise
     is_strict = True
 
     def __init__(self) -> None:
         self._core = ov.Core()
+
+    def fewest_rows(self, weight_format: str) -> int:
+        return 1 if _gains_by_single_rows(weight_format) else 2
 
     def version(self) -> str:
         return str(ov.get_version())
@@ -150,7 +157,8 @@ class OpenVinoBackend:
         self, bundle: Bundle, name: str, settings: Settings, capacity: int
     ) -> tuple[CompiledGraph, _PagedCache]:
         spec, layers = _attention_layers(bundle.manifest, name)
-        model = _open_tokens(self._core, bundle.graph(name), spec, layers)
+        single = name == "target" and _gains_by_single_rows(bundle.manifest.graphs[name].weight_format)
+        model = _open_tokens(self._core, bundle.graph(name), spec, layers, single)
         graph = CompiledGraph(self._core, model, settings.properties())
         return graph, _PagedCache(graph, layers, capacity, settings.kv_precision)
 
@@ -167,13 +175,22 @@ def _attention_layers(manifest: Manifest, graph: str) -> tuple[AttentionSpec, li
     return manifest.drafter.attention, [PagedLayer(i, layer.window or 0, not layer.causal) for i, layer in layers]
 
 
+def _gains_by_single_rows(weight_format: str) -> bool:
+    """Products with integer weights take as long for two rows as for one."""
+    return not weight_format.startswith("int")
+
+
 def _open_tokens(
-    core: ov.Core, path: Path, spec: AttentionSpec | None = None, layers: Sequence[PagedLayer] = ()
+    core: ov.Core,
+    path: Path,
+    spec: AttentionSpec | None = None,
+    layers: Sequence[PagedLayer] = (),
+    takes_single_rows: bool = False,
 ) -> ov.Model:
     """Read a graph, give it paged attention, and open its token axis."""
     model = core.read_model(path)
     if spec is not None:
-        use_paged_attention(model, spec, layers)
+        use_paged_attention(model, spec, layers, takes_single_rows)
     open_ports = ("embeddings", "position_ids", "hidden", "features", "crossing")
     ports = [port for port in model.inputs if port.get_any_name() in open_ports]
     model.reshape({p: ov.PartialShape([-1, *(d.get_length() for d in list(p.partial_shape)[1:])]) for p in ports})

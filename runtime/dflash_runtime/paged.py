@@ -33,7 +33,10 @@ class PagedLayer:
 class _Controls:
     """Inputs shared by all layers of a graph: where the call stands and which blocks it may touch."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_single_rows: bool) -> None:
+        names = ("attended_rows", "own_rows")
+        rows = [_parameter(name, [-1], np.int32) if takes_single_rows else None for name in names]
+        self.attended_rows, self.own_rows = rows
         self.past_lens = _parameter("past_lens", [1], np.int32)
         self.subsequence_begins = _parameter("subsequence_begins", [2], np.int32)
         self.block_indices = _parameter("block_indices", [-1], np.int32)
@@ -50,16 +53,23 @@ class _Controls:
         return [value for value in vars(self).values() if value is not None]
 
 
-def use_paged_attention(model: ov.Model, spec: AttentionSpec, layers: Sequence[PagedLayer]) -> None:
-    """Rewrite `model` in place; its token axis may be static or open."""
+def use_paged_attention(
+    model: ov.Model, spec: AttentionSpec, layers: Sequence[PagedLayer], takes_single_rows: bool
+) -> None:
+    """Rewrite `model` in place; its token axis may be static or open.
+
+    The operator computes a single row with other bits than several. A graph that `takes_single_rows` gives it the rows
+    `attended_rows` of its own, the only one twice, and goes on with the rows `own_rows` of the result.
+    """
     nodes = {node.get_friendly_name(): node for node in model.get_ops()}
-    controls = _Controls()
+    controls = _Controls(takes_single_rows)
     caches: list[Any] = []
     for layer in layers:
-        query, key, value = (nodes[f"attention.{layer.index}.{part}"].output(0) for part in ("query", "key", "value"))
+        rows = [nodes[f"attention.{layer.index}.{part}"].output(0) for part in ("query", "key", "value")]
+        query, key, value = (_gathered(x, controls.attended_rows) for x in rows)
         shape = [-1, spec.kv_heads, -1, spec.head_dim]
         cache = [_parameter(f"{part}_cache.{layer.index}", shape, np.float32) for part in ("key", "value")]
-        attended = _paged(query, key, value, cache, controls, spec, layer)
+        attended = _gathered(_paged(query, key, value, cache, controls, spec, layer), controls.own_rows)
         for consumer in nodes[f"attention.{layer.index}.output"].output(0).get_target_inputs():
             consumer.replace_source_output(attended)
         caches += cache
@@ -95,6 +105,10 @@ def _paged(
     for name in ("k", "v"):  # the plugin reads the head geometry here
         info[f"num_{name}_heads"], info[f"{name}_head_size"] = spec.kv_heads, spec.head_dim
     return node.output(0)
+
+
+def _gathered(x: ov.Output, rows: Any) -> ov.Output:
+    return x if rows is None else op.gather(x, rows, _constant(np.array(0, np.int32))).output(0)
 
 
 def _parameter(name: str, shape: Sequence[int], dtype: Any) -> Any:

@@ -88,7 +88,10 @@ def certify(engine: Engine, prompts_sha256: str, findings: Sequence[Finding], is
         versions={name: _version(name) for name in ("dflash-openvino", backend.package, "numpy")},
         settings=asdict(models.settings),
         smallest_exact_rows=smallest_exact_rows(
-            models.target, models.head, manifest.target.vocab_size, backend.fewest_rows
+            models.target,
+            models.head,
+            manifest.target.vocab_size,
+            backend.fewest_rows(manifest.graphs["target"].weight_format),
         ),
         prompts_sha256=prompts_sha256,
         is_complete=is_complete,
