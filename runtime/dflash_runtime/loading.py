@@ -40,7 +40,7 @@ class Models:
     difference: float  # of logits between row counts, at most; 0: bit-exact
 
     def measure(self, repeats: int) -> Tuning:
-        """Measure the cost of every width, medians of `repeats` calls; leaves target and drafter without context."""
+        """Measure the cost of every width over `repeats` calls; leaves target and drafter without context."""
         verify, draft = measure_costs(self.target, self.head, self.dflash, self.minimum_rows, repeats)
         return Tuning(
             settings=self.settings,

@@ -80,7 +80,8 @@ class _PagedCache:
         self._graph, self._has_types = graph, any(layer.bidirectional for layer in layers)
         self._takes_single_rows = "attended_rows" in graph.input_shapes
         dtype, kind = _KV_TYPES[kv]
-        blocks, self._rows = -(-capacity // BLOCK), np.arange(capacity, dtype=np.int32)
+        self._rows = np.arange(capacity, dtype=np.int32)
+        blocks = capacity // BLOCK + 1  # a single row may be run with a copy
         self.blocks: dict[str, NDArray[Any]] = {}
         for part, i in ((part, layer.index) for layer in layers for part in ("key", "value")):
             # [kv_heads, BLOCK, head_dim], and with u8 also the scales
