@@ -97,6 +97,13 @@ class Backend(Protocol):
         ...
 
 
+def is_same_memory(before: NDArray[Any] | None, array: NDArray[Any]) -> bool:
+    """Whether `array` is what a port reads or writes already, so that it need not be bound again."""
+    if before is None or before.shape != array.shape or before.dtype != array.dtype:
+        return False
+    return bool(before.__array_interface__["data"] == array.__array_interface__["data"])
+
+
 def layer_ports(ports: Iterable[str], name: str) -> list[str]:
     """Return those of `ports` that are `name.i` of some layer i, in order of i."""
     found = (port for port in ports if port.rpartition(".")[0] == name)

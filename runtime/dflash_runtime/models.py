@@ -113,7 +113,7 @@ class DraftHead:
         """Return the likeliest token of each row and its probability, both [T]."""
         self._graph.bind("hidden", hidden)
         self._graph.run()
-        tokens: Tokens = self._graph.output("logits").argmax(axis=1)  # the plugin's TopK takes 20 times as long
+        tokens: Tokens = self._graph.output("logits").argmax(axis=1)  # the plugin's TopK takes far longer
         probabilities: FloatRows = self._graph.output("probability")
         return tokens, probabilities
 

@@ -13,7 +13,7 @@ from dflash_graphs.errors import RequestError
 from dflash_graphs.manifest import TOKENS, Graph
 from numpy.typing import NDArray
 
-from .backends import layer_ports
+from .backends import is_same_memory, layer_ports
 from .bundle import Bundle
 from .device import Settings, cpu_name
 
@@ -37,7 +37,6 @@ class SessionGraph:
         names = {port.rpartition(".")[0] for port in ports if "." in port}
         self._layers = {name: layer_ports(ports, name) for name in names}
         self._bound: dict[str, NDArray[Any]] = {}
-        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._rows = self._run_rows = 0
 
     def bind(self, name: str, array: NDArray[Any]) -> None:
@@ -49,11 +48,9 @@ class SessionGraph:
         self._bind(self._binding.bind_output, name, array)
 
     def _bind(self, method: Any, name: str, array: NDArray[Any]) -> None:
-        self._bound[name] = array
-        place = (array.__array_interface__["data"][0], array.shape)
-        if self._places.get(name) != place:  # a binding costs 15 us
-            self._places[name] = place
-            method(name, "cpu", 0, array.dtype.type, array.shape, place[0])
+        before, self._bound[name] = self._bound.get(name), array
+        if not is_same_memory(before, array):  # a binding costs 15 us
+            method(name, "cpu", 0, array.dtype.type, array.shape, array.__array_interface__["data"][0])
 
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
         for port, part in zip(self._layers[name], array, strict=True):

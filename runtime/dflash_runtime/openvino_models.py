@@ -5,7 +5,6 @@ prefill and verify share one packed copy of the weights. Caches are NumPy arrays
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from dflash_graphs.manifest import Manifest
 from dflash_graphs.specs import AttentionSpec
 from numpy.typing import NDArray
 
-from .backends import layer_ports
+from .backends import is_same_memory, layer_ports
 from .bundle import Bundle
 from .device import Settings, choose_settings, precisions
 from .paged import BLOCK, PagedLayer, use_paged_attention
@@ -41,7 +40,7 @@ class CompiledGraph:
     def bind(self, name: str, array: NDArray[Any], kind: ov.Type | None = None) -> None:
         """As the protocol says; `kind` is the type of values that NumPy knows by their bits alone."""
         before, self._bound[name] = self._bound.get(name), array
-        if before is not None and _same_memory(before, array):
+        if is_same_memory(before, array):
             return  # a tensor costs 50 us
         tensor = ov.Tensor(array, shared_memory=True) if kind is None else ov.Tensor(array, ov.Shape(array.shape), kind)
         self._request.set_tensor(name, tensor)
@@ -69,10 +68,6 @@ class CompiledGraph:
         return self.output(name)[:, start:stop]
 
 
-def _same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.__array_interface__["data"] == b.__array_interface__["data"]
-
-
 class _PagedCache:
     """Key and value blocks of every attention layer and the control inputs that say where a call stands."""
 
@@ -80,7 +75,8 @@ class _PagedCache:
         self._graph, self._has_types = graph, any(layer.bidirectional for layer in layers)
         self._takes_single_rows = "attended_rows" in graph.input_shapes
         dtype, kind = _KV_TYPES[kv]
-        self._rows = np.arange(capacity, dtype=np.int32)
+        self._rows, self._first_twice = np.arange(capacity, dtype=np.int32), np.zeros(2, np.int32)
+        self._types = np.ones(capacity, np.int32)  # one group: rows of a block see each other
         blocks = capacity // BLOCK + 1  # a single row may be run with a copy
         self.blocks: dict[str, NDArray[Any]] = {}
         for part, i in ((part, layer.index) for layer in layers for part in ("key", "value")):
@@ -103,11 +99,11 @@ class _PagedCache:
     def place(self, past: int, rows: int) -> None:
         if self._takes_single_rows:
             self._graph.bind("own_rows", self._rows[:rows])
-            self._graph.bind("attended_rows", self._rows[:rows] if rows > 1 else np.zeros(2, np.int32))
+            self._graph.bind("attended_rows", self._rows[:rows] if rows > 1 else self._first_twice)
             rows = max(rows, 2)
         self._past[0], self._begins[1], self._total[...] = past, rows, past + rows
         if self._has_types:
-            self._graph.bind("token_type_ids", np.ones(rows, np.int32))  # one group: rows of a block see each other
+            self._graph.bind("token_type_ids", self._types[:rows])
 
     def write(self, name: str, start: int, rows: NDArray[Any]) -> None:
         cache, done = self.blocks[name], 0
@@ -149,7 +145,7 @@ class OpenVinoBackend:
         return tuple(dict.fromkeys((settings, settings.without_quantization())))
 
     def graph(self, bundle: Bundle, name: str, settings: Settings) -> CompiledGraph:
-        model = _open_tokens(self._core, bundle.graph(name))
+        model = _open_tokens(self._core.read_model(bundle.graph(name)))
         if name == "drafter_context":
             model = _cast_outputs(model, _KV_TYPES[settings.kv_precision][1])
         return CompiledGraph(self._core, model, settings.properties())
@@ -159,8 +155,9 @@ class OpenVinoBackend:
     ) -> tuple[CompiledGraph, _PagedCache]:
         spec, layers = _attention_layers(bundle.manifest, name)
         single = name == "target" and _gains_by_single_rows(bundle.manifest.graphs[name].weight_format)
-        model = _open_tokens(self._core, bundle.graph(name), spec, layers, single)
-        graph = CompiledGraph(self._core, model, settings.properties())
+        model = self._core.read_model(bundle.graph(name))
+        use_paged_attention(model, spec, layers, single)
+        graph = CompiledGraph(self._core, _open_tokens(model), settings.properties())
         return graph, _PagedCache(graph, layers, capacity, settings.kv_precision)
 
 
@@ -181,17 +178,8 @@ def _gains_by_single_rows(weight_format: str) -> bool:
     return not weight_format.startswith("int")
 
 
-def _open_tokens(
-    core: ov.Core,
-    path: Path,
-    spec: AttentionSpec | None = None,
-    layers: Sequence[PagedLayer] = (),
-    takes_single_rows: bool = False,
-) -> ov.Model:
-    """Read a graph, give it paged attention, and open its token axis."""
-    model = core.read_model(path)
-    if spec is not None:
-        use_paged_attention(model, spec, layers, takes_single_rows)
+def _open_tokens(model: ov.Model) -> ov.Model:
+    """Open the token axis of a graph."""
     open_ports = ("embeddings", "position_ids", "hidden", "features", "crossing")
     ports = [port for port in model.inputs if port.get_any_name() in open_ports]
     model.reshape({p: ov.PartialShape([-1, *(d.get_length() for d in list(p.partial_shape)[1:])]) for p in ports})

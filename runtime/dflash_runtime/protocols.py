@@ -22,7 +22,7 @@ class Logits:
 
     def likeliest(self, row: int) -> int:
         """The token of the highest logit, lowest id among equals."""
-        return int(self.values[row].argmax())  # 60 us for 248,320; rows behind a wrong draft are not looked at
+        return int(self.values[row].argmax())  # 40 us for 248,320; rows behind a wrong draft are not looked at
 
 
 @dataclass(frozen=True)

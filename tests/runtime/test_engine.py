@@ -238,3 +238,9 @@ def test_defaults_are_what_the_publisher_recommends(pair_folder: Path, tmp_path:
 
 def test_without_recommendations_decoding_is_greedy(small_bundle: Callable[[str], Path], engine: Engine) -> None:
     assert engine.defaults == GenerationConfig()
+
+
+def test_what_a_request_teaches_about_widths_serves_the_next(engine: Engine) -> None:
+    config = GenerationConfig(max_new_tokens=8)
+    assert engine._policy(config) is engine._policy(config)
+    assert engine._policy(replace(config, draft=False)) is not engine._policy(config)

@@ -103,10 +103,7 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn_exactly() -> None:
     size = 3000  # more than one partial sum of the draw
     row = np.random.default_rng(5).normal(0, 2, (1, size)).astype(np.float32)
     row[0, 100:2200] = -np.inf
-    sampler, logits = (
-        SpeculativeSampler(SamplingConfig(temperature=1.0, seed=6), size),
-        Logits(row),
-    )
+    sampler, logits = SpeculativeSampler(SamplingConfig(temperature=1.0, seed=6), size), Logits(row)
     tokens = [sampler.choose(logits, (), position)[0] for position in range(20_000)]
     observed, expected = np.bincount(tokens, minlength=size), 20_000 * softmax(row[0].astype(np.float64))
     assert not observed[expected == 0].any()

@@ -93,6 +93,25 @@ def test_parks_and_comes_back() -> None:
     assert np.count_nonzero(drafted[450:]) >= 140  # came back
 
 
+def test_a_new_text_is_tried_at_once_then_patiently() -> None:
+    policy = _adaptive(0.05, 0.25)
+
+    def drafted(rounds: int) -> list[bool]:
+        found = []
+        for _ in range(rounds):
+            count = policy.draft_tokens()
+            verified = policy.verify_tokens(Proposal([0] * count, [0.02] * count)) if count else 0
+            policy.record(Round(verified, 0, (0,), 0.3 if count else 0.0, 1.0 + 0.05 * verified))
+            found.append(count > 0)
+        return found
+
+    drafted(100)
+    while not drafted(1)[0]:  # up to a trial: the next one is far away
+        pass
+    policy.new_text()
+    assert drafted(13) == [True, *11 * [False], True]  # the record of the first text still tells that drafting loses
+
+
 def test_costs_interpolate_never_fall_and_limit_outliers() -> None:
     costs = Costs({2: 1.0, 4: 0.9, 8: 2.0})
     assert [costs.at(n) for n in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx([0.9, 0.9, 0.9, 0.9, 1.45, 2.0, 2.0])

@@ -65,11 +65,12 @@ class _Trial:
         if self.rates:
             return self.rates[-1]
         survival = survival_curve(read_profile("article"))
-        rows = range(1, len(survival) + 2)
-        verify = np.array([Costs(self.tuning.verify).at(n) for n in rows])
+        verify, draft = Costs(self.tuning.verify), Costs(self.tuning.draft)
         if not self.tuning.draft:
-            return float(1 / verify[0])
-        chosen = best(predict(survival, verify, np.array([Costs(self.tuning.draft).at(n) for n in rows])))
+            return 1 / verify.at(1)
+        rows = range(1, len(survival) + 2)
+        costs = (np.array([part.at(n) for n in rows]) for part in (verify, draft))
+        chosen = best(predict(survival, *costs))
         return chosen.emitted / (chosen.verify_seconds + chosen.draft_seconds)
 
 
