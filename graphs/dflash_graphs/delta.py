@@ -1,13 +1,13 @@
 """Gated DeltaNet over aligned chunks: the recurrence as a function of absolute positions only.
 
 The sequence is cut at multiples of CHUNK. A call computes the window of two chunks that starts at the last boundary:
-first the kept rows since then, then the call's own rows, then padding that changes nothing (beta 0, decay 1). So a
-row's result never depends on where a call began, and a rejected row never reaches a state.
+first the kept rows since then, then the call's own rows, then the last of these repeated, which no row before it sees.
+So a row's result never depends on where a call began, and a rejected row never reaches a state.
 
 Ports, all f32, of every recurrent layer. Inputs: `past_rows` [kernel - 1, conv_width], the projected rows before the
 call's own; `past_qk`, `past_v`, `past_gates` [CHUNK - 1, width], what is kept of the rows since the boundary, oldest
-first, the rest ignored; `state` [value_heads, key_dim, value_dim]. Outputs: `rows`, `qk`, `v`, `gates`, the T rows to
-keep; `next_state.i` [1, …], the state after the window's first chunk.
+first, the rest finite and ignored; `state` [value_heads, key_dim, value_dim]. Outputs: `rows`, `qk`, `v`, `gates`, the
+T rows to keep; `next_state.i` [1, …], the state after the window's first chunk, if the rows reach its end.
 
 One more input for all, `crossing` [1], holds a 1. A reader that opens its axis leaves it empty when the rows do not
 reach that chunk's end: no state comes out then, and what lies behind it costs nothing.
@@ -18,11 +18,13 @@ The chunk form (WY) with decays c = cumsum(g), D = exp(c_i - c_j) for j <= i:
 
 A backend with a kernel for the recurrence gets `sequential_delta` instead.
 
-Layout: the axes that are taken apart stand outermost (chunk, then query / key), since only there a split is free.
+Layout: chunks stand outermost, since only there a split is free; queries and keys of a head stand side by side, so one
+product reads its state once. An elementwise product whose first operand is read elsewhere too costs a copy of it.
 
-Some steps look roundabout because OpenVINO rewrites subtractions, elementwise work behind data movement and products of
-unequal rank into nodes of its own, which lose the `precise` mark and then run in bf16. So nothing is subtracted here
-(signs come with `valid`), gates are computed before they are moved, and products have operands of one rank.
+Some steps look roundabout because OpenVINO rewrites subtractions, elementwise work behind data movement, products of
+unequal rank and one reshape behind another into nodes of its own, which lose the `precise` mark and then run in bf16.
+So nothing is subtracted here (signs come with constants), gates are computed before they are moved, and products have
+operands of one rank.
 """
 
 import functools
@@ -42,11 +44,9 @@ from .weights import Weights
 class Window:
     """Index arithmetic shared by all recurrent layers of one call."""
 
-    taps: list[Value]  # i32 [T] each: which row of (past_rows, new rows) a tap of the convolution reads
+    taps: list[Value]  # i32 [T] each: which row of (past_rows, new rows) a tap before the last one reads
     rows: Value  # i32 [WINDOW]: which row of (kept, new rows) stands at each place
     crossing: Value  # f32 [n, 1, 1, 1]: 1, or empty when the rows do not reach the window's first boundary
-    valid: Value  # f32 [2, 1, CHUNK, 1]: 1 where a real token stands, else 0
-    negative: Value  # -valid
     new: Value  # i32 [T]: the window places of the call's own rows
 
 
@@ -89,14 +89,10 @@ def _window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window:
     rows, at = ops.rows(ids), ops.constant(np.arange(WINDOW, dtype=np.int32))
     own = ops.minimum(ops.add(ops.subtract(at, pending), number(CHUNK - 1)), ops.add(rows, number(CHUNK - 2)))
     place = ops.select(ops.less(at, pending), at, own)
-    total = ops.add(pending, rows)
     crossing = ops.reshape(ops.input("crossing", [1]), [-1, 1, 1, 1])
-    real = ops.reshape(ops.less(at, total), [2, 1, CHUNK, 1])
-    one, minus, zero = (ops.constant(np.array([x], np.float32)) for x in (1, -1, 0))
     offsets = ops.subtract(ids, ops.slice(ids, 0, 1, 0))
-    taps = [ops.add(offsets, number(j)) for j in range(spec.kernel)]
-    valid, negative = ops.select(real, one, zero), ops.select(real, minus, zero)
-    return Window(taps, place, crossing, valid, negative, ops.add(offsets, pending))
+    taps = [ops.add(offsets, number(j)) for j in range(spec.kernel - 1)]
+    return Window(taps, place, crossing, ops.add(offsets, pending))
 
 
 def gated_delta(
@@ -108,20 +104,22 @@ def gated_delta(
     `weights` is read at `layers.i.linear_attn.*`. Returns [T, value_heads * value_dim], before the gated norm.
     """
     with ops.precise():
-        past = ops.concat([at.inputs["past_rows"][layer], mixed], 0)
-        qk, values = _convolve(ops, past, layer, spec, at.place, weights)
+        qk, values = _convolve(ops, at.inputs["past_rows"][layer], mixed, layer, spec, at.place, weights)
+        gates = _gates(ops, gates, layer, spec, weights)
         for name, rows in (("rows", mixed), ("qk", qk), ("v", values), ("gates", gates)):
             at.outputs[name][layer] = rows
         kept = {name: at.inputs[f"past_{name}"][layer] for name in spec.kept_widths}
         new = {name: at.outputs[name][layer] for name in spec.kept_widths}
         state = at.inputs["state"][layer]
         if isinstance(at.place, Span):
-            return sequential_delta(layer, kept, new, state, spec, at.place, weights)
+            return sequential_delta(layer, kept, new, state, spec, at.place)
         qk, values, gates = (ops.gather(ops.concat([kept[name], new[name]], 0), at.place.rows) for name in new)
-        qk = ops.transpose(ops.reshape(qk, [2, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 2, 3, 1, 4])
+        qk = ops.transpose(ops.reshape(qk, [2, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 3, 2, 1, 4])
         values = ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
+        gates = ops.transpose(ops.reshape(gates, [2, CHUNK, 2, spec.value_heads]), [2, 0, 3, 1])
         state = ops.reshape(state, [1, spec.value_heads, spec.key_dim, spec.value_dim])
-        first, second = _chunks(ops, qk, values, _gates(ops, gates, layer, spec, at.place, weights), spec)
+        rows = ops.reshape(qk, [2, spec.key_heads, 2 * CHUNK, spec.key_dim])
+        first, second = _chunks(ops, rows, values, gates, spec)
         out, news = _outputs(ops, first, state, spec)
         state = _advance(ops, first, state, news, at.place, spec)
         ops.output(f"next_state.{layer}", state, [-1, spec.value_heads, spec.key_dim, spec.value_dim])
@@ -131,18 +129,20 @@ def gated_delta(
 
 
 def _convolve(
-    ops: Ops, rows: Value, layer: int, spec: DeltaSpec, place: Window | Span, weights: Weights
+    ops: Ops, past: Value, own: Value, layer: int, spec: DeltaSpec, place: Window | Span, weights: Weights
 ) -> tuple[Value, Value]:
-    """Causal depthwise convolution and SiLU of `rows` [kernel - 1 + T, conv_width].
+    """Causal depthwise convolution and SiLU of the rows `own` [T, conv_width], after those of `past` [kernel - 1, …].
 
     Returns unit queries (scaled) and keys [T, 2 * key_heads * key_dim], and values [T, value_heads * value_dim].
     """
     kernel = weights.array(f"layers.{layer}.linear_attn.conv1d.weight").reshape(spec.conv_width, spec.kernel)
+    rows = ops.concat([past, own], 0)
     if isinstance(place, Span):
         rows = place.ops.causal_convolution(rows, kernel[:, None])
     else:
-        tapped = zip(place.taps, kernel.T, strict=True)
-        terms = [ops.multiply(ops.gather(rows, tap), ops.constant(np.ascontiguousarray(w))) for tap, w in tapped]
+        tapped = [*(ops.gather(rows, tap) for tap in place.taps), own]
+        constants = (ops.constant(np.ascontiguousarray(tap)) for tap in kernel.T)
+        terms = [ops.multiply(x, tap) for x, tap in zip(tapped, constants, strict=True)]
         rows = ops.silu(functools.reduce(ops.add, terms))
     keys = spec.key_heads * spec.key_dim
     qk, values = ops.split(rows, [2 * keys, spec.value_heads * spec.value_dim], 1)
@@ -151,73 +151,63 @@ def _convolve(
     return ops.reshape(qk, [-1, 2 * keys]), values
 
 
-@dataclass(frozen=True)
-class _Gates:
-    """Per value head and place, [2, value_heads, CHUNK, 1]; all 0 where no token stands."""
-
-    log_decay: Value  # g
-    minus_log_decay: Value
-    beta: Value
-    minus_beta: Value
-
-
-def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, at: Window, weights: Weights) -> _Gates:
+def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, weights: Weights) -> Value:
+    """Log decay and strength beta of each row, [T, 2 * value_heads], from the outputs of in_proj_a and in_proj_b."""
     prefix, heads = f"layers.{layer}.linear_attn", spec.value_heads
-    rate = ops.constant(-np.exp(weights.array(f"{prefix}.A_log")))
-    bias = ops.constant(weights.array(f"{prefix}.dt_bias"))
+    rate = ops.constant(-np.exp(weights.array(f"{prefix}.A_log").reshape(-1)))
+    bias = ops.constant(weights.array(f"{prefix}.dt_bias").reshape(-1))
     decay, beta = ops.split(gates, [heads, heads], 1)
-    decay = ops.multiply(ops.softplus(ops.add(decay, bias)), rate)
-    decay, beta = (
-        ops.reshape(ops.transpose(ops.reshape(x, [2, CHUNK, heads]), [0, 2, 1]), [2, heads, CHUNK, 1])
-        for x in (decay, ops.sigmoid(beta))
-    )
-    return _Gates(*(ops.multiply(x, sign) for x in (decay, beta) for sign in (at.valid, at.negative)))
+    return ops.concat([ops.multiply(ops.softplus(ops.add(decay, bias)), rate), ops.sigmoid(beta)], 1)
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk, everything that does not depend on the state. The leading 2 is (queries, keys)."""
+    """One chunk, everything that does not depend on the state."""
 
-    both: Value  # [2, 1, value_heads, CHUNK, key_dim], scaled by the decay since the chunk's start, keys negative
+    both: Value  # [1, value_heads, 2 * CHUNK, key_dim], queries and keys scaled by the decay so far, keys negative
     values: Value  # [1, value_heads, CHUNK, value_dim]
     beta: Value  # [1, value_heads, CHUNK, 1]
-    solve: Value  # [2, 1, value_heads, CHUNK, CHUNK]: to (Q K' * D) N, to N
+    solve: Value  # [1, value_heads, 2 * CHUNK, CHUNK]: to (Q K' * D) N, to N
     keys: Value  # [1, value_heads, CHUNK, key_dim], scaled by the decay until the chunk's end
     decay: Value  # [1, value_heads, 1, 1], over the whole chunk
 
 
-def _chunks(ops: Ops, both: Value, values: Value, gates: _Gates, spec: DeltaSpec) -> list[_Chunk]:
+def _chunks(ops: Ops, rows: Value, values: Value, gates: Value, spec: DeltaSpec) -> list[_Chunk]:
+    """Take `rows` [2, key_heads, 2 * CHUNK, key_dim], queries and then keys; values [2, value_heads, CHUNK, value_dim].
+
+    The leading 2 is the chunk. `gates` [2, 2, value_heads, CHUNK] are log decay and beta, each of both chunks.
+    """
     heads, repeat = spec.value_heads, spec.value_heads // spec.key_heads
     lower = np.tril(np.ones((CHUNK, CHUNK), np.float32))
-    total, minus_total = ops.cumsum(gates.log_decay, 2), ops.cumsum(gates.minus_log_decay, 2)
+    log_decay, beta = (ops.reshape(x, [2, heads, CHUNK, 1]) for x in ops.split(gates, [1, 1], 0))
+    total = ops.cumsum(log_decay, 2)
+    minus_total = ops.multiply(total, ops.constant(np.full((1, 1, 1, 1), -1, np.float32)))
     difference = ops.add(total, ops.reshape(minus_total, [2, heads, 1, CHUNK]))
     # the masked difference is what is exponentiated: above the diagonal it would overflow
     decays = ops.multiply(ops.exp(ops.multiply(difference, ops.constant(lower))), ops.constant(lower))
-    keys = ops.slice(both, 1, 2, 1)
-    gram = ops.matmul(both, keys, transpose_b=True)
+    keys = ops.slice(rows, CHUNK, 2 * CHUNK, 2)
+    gram = ops.matmul(rows, keys, transpose_b=True)
 
-    def scaled(per_key_head: Value, per_value_head: Value, kinds: int, tail: list[int], width: int) -> Value:
-        """Product of [2, kinds, key_heads, *tail] and [2, 1 or kinds, value_heads, CHUNK, width], by value head."""
-        a = ops.reshape(per_key_head, [2, kinds, spec.key_heads, 1, *tail])
-        b = ops.reshape(per_value_head, [2, -1, spec.key_heads, repeat, CHUNK, width])
-        return ops.reshape(ops.multiply(a, b), [2, kinds, heads, *tail])
+    def scaled(per_key_head: Value, per_value_head: Value, kinds: int, width: int, last: int) -> Value:
+        """Product of [2, key_heads, kinds * CHUNK, width] and [2, value_heads, 1 or kinds, CHUNK, last], by head.
 
-    inside, within = ops.split(scaled(gram, decays, 2, [CHUNK, CHUNK], CHUNK), [1, 1], 1)
-    below = ops.multiply(ops.reshape(gates.minus_beta, [2, 1, heads, CHUNK, 1]), ops.constant(np.tril(lower, -1)))
+        Returns [2, value_heads, kinds * CHUNK, width].
+        """
+        a = ops.reshape(per_key_head, [2, spec.key_heads, 1, kinds, CHUNK, width])
+        b = ops.reshape(per_value_head, [2, spec.key_heads, repeat, -1, CHUNK, last])
+        return ops.reshape(ops.multiply(b, a), [2, heads, -1, width])
+
+    inside, within = ops.split(scaled(gram, decays, 2, CHUNK, CHUNK), [CHUNK, CHUNK], 2)
+    below = ops.multiply(beta, ops.constant(-np.tril(lower, -1)))
     inverse = _unit_lower_inverse(ops, ops.multiply(within, below))
-    solve = ops.concat([ops.matmul(inside, inverse), inverse], 1)
+    solve = ops.concat([ops.matmul(inside, inverse), inverse], 2)
     last = ops.slice(total, CHUNK - 1, CHUNK, 2)
-    ending = scaled(keys, ops.exp(ops.add(last, minus_total)), 1, [CHUNK, spec.key_dim], 1)
-    signs = ops.constant(np.array([1, -1], np.float32).reshape(1, 2, 1, 1, 1))
-    grown = ops.multiply(ops.reshape(ops.exp(total), [2, 1, heads, CHUNK, 1]), signs)
-    growing = scaled(both, grown, 2, [CHUNK, spec.key_dim], 1)
-    square, tall = [2, 1, heads, CHUNK, CHUNK], [2, 1, heads, CHUNK, spec.key_dim]
-    one = [1, heads, CHUNK, 1]
-    shapes = [tall, [1, heads, CHUNK, spec.value_dim], one, square, tall[1:], [1, heads, 1, 1]]
-    values_of = (growing, values, gates.beta, solve, ending, ops.exp(last))
-    parts = [ops.split(x, [1, 1], 0) for x in values_of]
-    chunks = [[ops.reshape(part[i], shape) for part, shape in zip(parts, shapes, strict=True)] for i in (0, 1)]
-    return [_Chunk(*values) for values in chunks]
+    ending = scaled(keys, ops.exp(ops.add(last, minus_total)), 1, spec.key_dim, 1)
+    signs = ops.constant(np.array([1, -1], np.float32).reshape(1, 1, 2, 1, 1))
+    grown = ops.multiply(ops.reshape(ops.exp(total), [2, heads, 1, CHUNK, 1]), signs)
+    growing = scaled(rows, grown, 2, spec.key_dim, 1)
+    parts = [ops.split(x, [1, 1], 0) for x in (growing, values, beta, solve, ending, ops.exp(last))]
+    return [_Chunk(*values) for values in zip(*parts, strict=True)]
 
 
 def _unit_lower_inverse(ops: Ops, minus_lower: Value) -> Value:
@@ -230,9 +220,9 @@ def _unit_lower_inverse(ops: Ops, minus_lower: Value) -> Value:
         return below
 
     inverse = ops.add(ops.constant(np.eye(CHUNK, dtype=np.float32)), _masked(ops, minus_lower, block(1)))
-    masks = np.stack([block(size) for size in sizes]).reshape(len(sizes), 1, 1, 1, CHUNK, CHUNK)
+    masks = np.stack([block(size) for size in sizes]).reshape(len(sizes), 1, 1, CHUNK, CHUNK)
     for corner in ops.split(_masked(ops, minus_lower, masks), [1] * len(sizes), 0):
-        corner = ops.reshape(corner, [2, 1, -1, CHUNK, CHUNK])
+        corner = ops.reshape(corner, [2, -1, CHUNK, CHUNK])
         inverse = ops.add(inverse, ops.matmul(ops.matmul(inverse, corner), inverse))
     return inverse
 
@@ -244,15 +234,13 @@ def _masked(ops: Ops, x: Value, mask: NDArray[np.bool_]) -> Value:
 def _outputs(ops: Ops, chunk: _Chunk, state: Value, spec: DeltaSpec) -> tuple[Value, Value]:
     """Return the chunk's outputs and N, both [n, value_heads, CHUNK, value_dim] for n states, 1 or none."""
 
-    def pair(x: Value, y: Value, rows: int) -> list[Value]:
-        y = ops.reshape(y, [1, -1, spec.value_heads, rows, spec.value_dim])
-        parts = ops.split(ops.matmul(x, y), [1, 1], 0)
-        return [ops.reshape(part, [-1, spec.value_heads, CHUNK, spec.value_dim]) for part in parts]
+    def pair(x: Value, y: Value) -> list[Value]:
+        return ops.split(ops.matmul(x, y), [CHUNK, CHUNK], 2)
 
-    from_queries, minus_from_keys = pair(chunk.both, state, spec.key_dim)
+    from_queries, minus_from_keys = pair(chunk.both, state)
     # no sum of a product: whether that is one rounding or two would depend on whether n is fixed
     wanted = ops.multiply(chunk.beta, ops.add(chunk.values, minus_from_keys))
-    inside, news = pair(chunk.solve, wanted, CHUNK)
+    inside, news = pair(chunk.solve, wanted)
     return ops.add(from_queries, inside), news
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from .specs import CHUNK, DeltaSpec
 from .vocabulary import KernelOps, Value
-from .weights import Weights
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,12 @@ def sequential_delta(
     state: Value,
     spec: DeltaSpec,
     at: Span,
-    weights: Weights,
 ) -> Value:
     """Run the recurrence over the kept and the new rows of `qk`, `v` and `gates`; returns the new ones' outputs."""
     ops, keys = at.ops, spec.key_heads * spec.key_dim
     qk, value, gates = (ops.concat([ops.between(kept[name], at.zero, at.pending), new[name]], 0) for name in new)
     query, key = ops.split(qk, [keys, keys], 1)
-    decay, beta = _gates(layer, gates, spec, at, weights)
+    decay, beta = ops.split(gates, [spec.value_heads, spec.value_heads], 1)
     chunks = zip(*(ops.cut(x, at.chunk, at.beyond) for x in (query, key, value, decay, beta)), strict=True)
     outs, states = [], [state]
     for q, k, v, d, b in chunks:
@@ -57,12 +55,3 @@ def sequential_delta(
         states.append(after)
     ops.output(f"next_state.{layer}", states[1], [spec.value_heads, spec.key_dim, spec.value_dim])
     return ops.between(ops.concat(outs, 0), at.pending, at.total)
-
-
-def _gates(layer: int, gates: Value, spec: DeltaSpec, at: Span, weights: Weights) -> tuple[Value, Value]:
-    """Log decay and strength beta, [rows, value_heads]."""
-    ops, prefix = at.ops, f"layers.{layer}.linear_attn"
-    decay, beta = ops.split(gates, [spec.value_heads, spec.value_heads], 1)
-    decay = ops.softplus(ops.add(decay, ops.constant(weights.array(f"{prefix}.dt_bias").reshape(-1))))
-    rate = ops.constant(-np.exp(weights.array(f"{prefix}.A_log")).reshape(-1))
-    return ops.multiply(decay, rate), ops.sigmoid(beta)
