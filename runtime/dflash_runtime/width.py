@@ -146,7 +146,7 @@ class AdaptiveWidth:
     Drafting n tokens and verifying w of them costs draft(n + 1) + verify(w + 1) seconds and emits one token plus those
     that survive, E(w) in all. With r the best rate, verifying w is worth E(w) - r * verify(w + 1). For each n, what its
     best w <= n would have emitted and cost in recent rounds gives a rate; the best n is drafted next, and its rate is
-    r. While drafting loses to plain decoding it is tried rarely, and ever more so.
+    r. While drafting loses to plain decoding, trials of it may lose no more than a small share of the time.
 
     Few row counts are used, and another one than the last call's only where it pays its price: a graph with open shapes
     is set up anew for it.
@@ -155,7 +155,8 @@ class AdaptiveWidth:
     free: they are weighed by a record of their own and say nothing about drafting.
     """
 
-    _PATIENCE = (4, 96)  # rounds between trials while parked: first, most
+    _TRIALS = 0.03  # share of the time that trials may lose
+    _SAVED = 2.0  # trials that this share may be saved for
     _MEMORY = 0.9  # per draft, of what each number of draft tokens yields
     _ROWS = (1, 2, 4, 8, 12, 16)
     _CHANGE = 1.08  # what another row count than the last one's multiplies the cost of a verify with
@@ -169,23 +170,21 @@ class AdaptiveWidth:
         self._tokens, self._seconds = dict.fromkeys(self._choices, 0.0), dict.fromkeys(self._choices, 0.0)
         self._lasts = dict.fromkeys(self._choices, 0)  # what would have been verified last
         self._count, self._rate, self._pays = most, 1.0 / verify.at(1), True
-        self._patience, self._waited, self._last_rows = self._PATIENCE[0], 0, minimum_rows
+        self._credit, self._is_trial, self._last_rows = self._trial(), False, minimum_rows
         self._proposal: tuple[Proposal, list[float]] | None = None
 
     def new_text(self) -> None:
-        """Another text begins, and may be one that drafts well."""
+        """Another text begins."""
         self._calibration.new_text()
-        self._patience = self._waited = self._PATIENCE[0]
 
     def draft_tokens(self) -> int:
         self._proposal = None
-        if self._pays:
-            return self._count
-        self._waited += 1
-        if self._waited < self._patience:
-            return 0
-        self._waited, self._patience = 0, min(3 * self._patience, self._PATIENCE[1])
-        return self._count
+        self._is_trial = not self._pays and self._credit >= self._trial()
+        return self._count if self._pays or self._is_trial else 0
+
+    def _trial(self) -> float:
+        """Seconds that a draft costs."""
+        return self._draft.at(self._count + 1)
 
     def verify_tokens(self, proposal: Proposal) -> int:
         calibration, count = self._copies if proposal.is_copy else self._calibration, len(proposal.tokens)
@@ -202,6 +201,10 @@ class AdaptiveWidth:
     def record(self, done: Round) -> None:
         self._verify.observe(done.rows, done.verify_seconds / self._change(done.rows))
         self._last_rows = max(done.rows, self._minimum)
+        seconds = done.draft_seconds + done.verify_seconds
+        self._credit = min(self._credit + self._TRIALS * seconds, self._SAVED * self._trial())
+        if self._is_trial:
+            self._credit -= max(seconds - len(done.tokens) * self._verify.at(1), 0.0)
         if self._proposal is None:
             return
         proposal, expected = self._proposal
@@ -229,8 +232,6 @@ class AdaptiveWidth:
         plain, *rates = ((self._tokens[n] / self._seconds[n], n) for n in self._choices)
         rate, self._count = max(rates)
         self._rate, self._pays = max(rate, plain[0]), rate > plain[0]
-        if self._pays:
-            self._patience = self._PATIENCE[0]
 
     def _change(self, rows: int) -> float:
         return 1.0 if max(rows, self._minimum) == self._last_rows else self._CHANGE

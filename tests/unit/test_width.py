@@ -89,27 +89,32 @@ def test_parks_and_comes_back() -> None:
         verified = policy.verify_tokens(Proposal([0] * count, [chance] * count)) if count else 0
         accepted = 0 if i < 300 else verified
         policy.record(Round(verified, accepted, (0,) * (accepted + 1), 0.3 if count else 0.0, 1.0 + 0.05 * verified))
-    assert np.count_nonzero(drafted[50:300]) <= 20  # parked: rare trials only
+    assert np.count_nonzero(drafted[50:300]) <= 28  # parked: trials that lose 3 % of the time
     assert np.count_nonzero(drafted[450:]) >= 140  # came back
 
 
-def test_a_new_text_is_tried_at_once_then_patiently() -> None:
+def test_trials_cost_a_small_share_of_the_time_and_are_saved_for_few() -> None:
     policy = _adaptive(0.05, 0.25)
 
-    def drafted(rounds: int) -> list[bool]:
-        found = []
+    def lost(rounds: int) -> tuple[float, int]:
+        """Seconds beyond those of plain decoding, and the drafts."""
+        seconds, drafts = 0.0, 0
         for _ in range(rounds):
             count = policy.draft_tokens()
             verified = policy.verify_tokens(Proposal([0] * count, [0.02] * count)) if count else 0
-            policy.record(Round(verified, 0, (0,), 0.3 if count else 0.0, 1.0 + 0.05 * verified))
-            found.append(count > 0)
-        return found
+            this = Round(verified, 0, (0,), 0.3 if count else 0.0, 1.0 + 0.05 * verified)
+            policy.record(this)
+            seconds += this.draft_seconds + this.verify_seconds - 1.0
+            drafts += count > 0
+        return seconds, drafts
 
-    drafted(100)
-    while not drafted(1)[0]:  # up to a trial: the next one is far away
-        pass
-    policy.new_text()
-    assert drafted(13) == [True, *11 * [False], True]  # the record of the first text still tells that drafting loses
+    lost(100)
+    seconds, drafts = lost(1000)
+    assert 0.02 * 1000 <= seconds <= 0.035 * 1000  # the share, and a trial begun before
+    assert drafts > 50
+    for _ in range(1000):  # rounds without a draft save for two trials, not for a hundred
+        policy.record(Round(0, 0, (0,), 0.0, 1.0))
+    assert 2 <= lost(10)[1] <= 4
 
 
 def test_costs_interpolate_never_fall_and_limit_outliers() -> None:
