@@ -183,8 +183,8 @@ class AdaptiveWidth:
         return self._count if self._pays or self._is_trial else 0
 
     def _trial(self) -> float:
-        """Seconds that a draft costs."""
-        return self._draft.at(self._count + 1)
+        """Seconds that a draft costs, 0 where there is no drafter."""
+        return self._draft.at(self._count + 1) if self._draft.seconds else 0.0
 
     def verify_tokens(self, proposal: Proposal) -> int:
         calibration, count = self._copies if proposal.is_copy else self._calibration, len(proposal.tokens)
