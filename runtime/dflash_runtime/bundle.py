@@ -6,9 +6,11 @@ Knows the layout of the folder. Does not compile graphs.
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from dflash_graphs.errors import BundleError
@@ -102,10 +104,11 @@ class Embeddings:
         self._rows = np.asarray(np.memmap(bundle.folder / EMBEDDINGS, _DTYPES[dtype], "r", shape=shape))
         self._is_bf16 = dtype == "bf16"
 
-    def lookup(self, tokens: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """Write the f32 rows of `tokens` [T] to `out` [T, hidden]."""
-        rows = self._rows[tokens]
-        if self._is_bf16:
-            np.left_shift(rows, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
-        else:
-            out[...] = rows
+    def place(self, zeros: NDArray[np.float32]) -> NDArray[Any]:
+        """Return where `lookup` is to write so that `zeros` [T, hidden] hold the rows: bf16 is f32's upper half."""
+        return zeros.view(np.uint16)[:, 1::2] if self._is_bf16 else zeros
+
+    def lookup(self, tokens: Sequence[int], out: NDArray[Any]) -> None:
+        """Write the rows of `tokens` [T] to `out`, a result of `place`."""
+        for row, token in zip(out, tokens, strict=True):  # for the single row of plain decoding a third of indexing
+            row[...] = self._rows[token]

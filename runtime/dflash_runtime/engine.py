@@ -207,9 +207,9 @@ class Engine:
         sampler.start(ids)
         return sampler
 
-    def _policy(self, config: GenerationConfig) -> WidthPolicy:
+    def _policy(self, config: GenerationConfig) -> WidthPolicy | None:
         if not config.draft:
-            return FixedWidth(1)
+            return None
         if config.block_size is not None:
             return FixedWidth(config.block_size)
         self._widths.new_text()

@@ -41,9 +41,9 @@ class Sampler(Protocol):
 
 
 class Decoder:
-    """Decodes one sequence on a context, drafting and verifying as much as the policy says."""
+    """Decodes one sequence on a context, drafting and verifying as much as the policy says; without one, plainly."""
 
-    def __init__(self, context: Context, head: Head, policy: WidthPolicy, minimum_rows: int) -> None:
+    def __init__(self, context: Context, head: Head, policy: WidthPolicy | None, minimum_rows: int) -> None:
         self.context, self.head, self.policy, self.minimum_rows = context, head, policy, minimum_rows
         self.target, self.proposer = context.target, context.proposer
 
@@ -84,11 +84,12 @@ class Decoder:
         self.context.commit([anchor, *tokens[:-1]], rows)
         end = time.perf_counter()
         this = Round(len(drafts), len(chosen) - 1, tuple(tokens), drafted - start, end - drafted)
-        self.policy.record(this)
+        if self.policy is not None:
+            self.policy.record(this)
         return this
 
     def _draft(self, anchor: int, limit: int, stops: Set[int]) -> Sequence[int]:
-        if self.proposer is None:
+        if self.proposer is None or self.policy is None:
             return ()
         most = min(limit, self.target.max_rows - 1)
         proposal = self.proposer.propose(anchor, min(self.policy.draft_tokens(), most))

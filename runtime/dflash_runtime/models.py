@@ -4,19 +4,38 @@ Knows positions, caches and commits. Does not know which library runs the graphs
 and at most one pointer per recurrent layer.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 from dflash_graphs.errors import RequestError
 from dflash_graphs.specs import CHUNK
 
-from .backends import Backend
+from .backends import Backend, Graph
 from .bundle import Bundle, Embeddings
 from .device import Settings
 from .protocols import FloatRows, Logits, Rows, Snapshot, Tokens
 from .recurrent import RecurrentLayers
 
 _PREFILL_ROWS = 256
+
+
+class _TokenInputs:
+    """The ports `embeddings` and `position_ids` of a graph and the memory bound to them."""
+
+    def __init__(self, graph: Graph, embeddings: Embeddings, most: int, hidden: int) -> None:
+        self._graph, self._embeddings = graph, embeddings
+        rows, positions = np.zeros((most, hidden), np.float32), np.zeros(most, np.int32)
+        places = embeddings.place(rows)
+        self._first = functools.cache(lambda count: (rows[:count], positions[:count], places[:count]))
+
+    def place(self, tokens: Sequence[int], start: int) -> None:
+        """The next call runs `tokens` at positions start, start + 1, …"""
+        rows, positions, places = self._first(len(tokens))  # the same views each time: what is bound is seen at once
+        self._embeddings.lookup(tokens, places)
+        positions[:] = np.arange(start, start + len(tokens))
+        self._graph.bind("embeddings", rows)
+        self._graph.bind("position_ids", positions)
 
 
 class CachedTarget:
@@ -29,9 +48,8 @@ class CachedTarget:
         # a call may cross one chunk boundary; without recurrent layers nothing limits the prefill
         self.max_rows = CHUNK if spec.delta is not None else _PREFILL_ROWS
         self._graph, self._cache = backend.attention_graph(bundle, "target", settings, capacity + self.max_rows)
-        self._embeddings, self._capacity, self.length = embeddings, capacity, 0
-        self._inputs = np.zeros((self.max_rows, spec.hidden_size), np.float32)
-        self._positions = np.zeros(self.max_rows, np.int32)
+        self._inputs = _TokenInputs(self._graph, embeddings, self.max_rows, spec.hidden_size)
+        self._capacity, self.length = capacity, 0
         self._pending = np.zeros(1, np.int32)
         self._recurrent: RecurrentLayers | None = None
         if spec.delta is not None:
@@ -45,10 +63,7 @@ class CachedTarget:
         rows = len(tokens)
         if self.length + rows > self._capacity + self.max_rows:
             raise RequestError(f"the context of {self._capacity} tokens is full; load with a larger max_context")
-        self._embeddings.lookup(np.asarray(tokens, np.int32), self._inputs[:rows])
-        self._positions[:rows] = np.arange(self.length, self.length + rows)
-        self._graph.bind("embeddings", self._inputs[:rows])
-        self._graph.bind("position_ids", self._positions[:rows])
+        self._inputs.place(tokens, self.length)
         self._cache.place(self.length, rows)
         if self._recurrent is not None:
             self._recurrent.place(int(self._pending[0]), rows)
@@ -127,11 +142,9 @@ class Drafter:
         spec = bundle.manifest.drafter
         assert spec is not None
         self.spec, self.length = spec, 0
-        self._embeddings = embeddings
         self._graph, self._cache = backend.attention_graph(bundle, "drafter", settings, capacity + spec.block_size)
         self._context = backend.graph(bundle, "drafter_context", settings)
-        self._inputs = np.zeros((spec.block_size, spec.hidden_size), np.float32)
-        self._positions = np.zeros(spec.block_size, np.int32)
+        self._inputs = _TokenInputs(self._graph, embeddings, spec.block_size, spec.hidden_size)
         self.extend(np.zeros((2, spec.feature_width), np.float32))
         self.block(0, 2)
         self.rewind(0)
@@ -149,12 +162,7 @@ class Drafter:
 
     def block(self, anchor: int, rows: int) -> FloatRows:
         """Run the block [anchor, mask, …] of `rows` rows; hidden rows [rows, hidden], the anchor's own first."""
-        tokens: Tokens = np.full(rows, self.spec.mask_token_id, np.int32)
-        tokens[0] = anchor
-        self._embeddings.lookup(tokens, self._inputs[:rows])
-        self._positions[:rows] = np.arange(self.length, self.length + rows)
-        self._graph.bind("embeddings", self._inputs[:rows])
-        self._graph.bind("position_ids", self._positions[:rows])
+        self._inputs.place([anchor] + (rows - 1) * [self.spec.mask_token_id], self.length)
         self._cache.place(self.length, rows)
         self._graph.run()
         hidden: FloatRows = self._graph.output("hidden")

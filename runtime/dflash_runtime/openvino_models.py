@@ -4,6 +4,7 @@ One compiled graph serves every row count: the files are static, the token axis 
 prefill and verify share one packed copy of the weights. Caches are NumPy arrays bound once as tensors.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,8 +76,9 @@ class _PagedCache:
         self._graph, self._has_types = graph, any(layer.bidirectional for layer in layers)
         self._takes_single_rows = "attended_rows" in graph.input_shapes
         dtype, kind = _KV_TYPES[kv]
-        self._rows, self._first_twice = np.arange(capacity, dtype=np.int32), np.zeros(2, np.int32)
-        self._types = np.ones(capacity, np.int32)  # one group: rows of a block see each other
+        rows, types = np.arange(capacity, dtype=np.int32), np.ones(capacity, np.int32)
+        self._rows, self._first_twice = functools.cache(lambda count: rows[:count]), np.zeros(2, np.int32)
+        self._types = functools.cache(lambda count: types[:count])  # one group: rows of a block see each other
         blocks = capacity // BLOCK + 1  # a single row may be run with a copy
         self.blocks: dict[str, NDArray[Any]] = {}
         for part, i in ((part, layer.index) for layer in layers for part in ("key", "value")):
@@ -98,12 +100,12 @@ class _PagedCache:
 
     def place(self, past: int, rows: int) -> None:
         if self._takes_single_rows:
-            self._graph.bind("own_rows", self._rows[:rows])
-            self._graph.bind("attended_rows", self._rows[:rows] if rows > 1 else self._first_twice)
+            self._graph.bind("own_rows", self._rows(rows))
+            self._graph.bind("attended_rows", self._rows(rows) if rows > 1 else self._first_twice)
             rows = max(rows, 2)
         self._past[0], self._begins[1], self._total[...] = past, rows, past + rows
         if self._has_types:
-            self._graph.bind("token_type_ids", self._types[:rows])
+            self._graph.bind("token_type_ids", self._types(rows))
 
     def write(self, name: str, start: int, rows: NDArray[Any]) -> None:
         cache, done = self.blocks[name], 0

@@ -16,7 +16,6 @@ from .context import Context
 from .engine import Engine
 from .loop import Decoder
 from .proof import Recorder
-from .width import FixedWidth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class Reference:
         """Decode `tokens` tokens after `ids` with the engine and judge them by the reference, given the same text."""
         recorder, models = Recorder(), engine.models
         engine.context.clear()
-        decoder = Decoder(Context(models.target, None), models.head, FixedWidth(1), models.minimum_rows)
+        decoder = Decoder(Context(models.target, None), models.head, None, models.minimum_rows)
         found = [decoder.prefill(ids, recorder)]
         found += [token for this in decoder.rounds(found[0], tokens - 1, recorder) for token in this.tokens]
         engine.context.clear()

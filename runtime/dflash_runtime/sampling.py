@@ -108,6 +108,9 @@ class SpeculativeSampler:
         self._biased = np.array(list(config.logit_bias), np.int64)
         self._bias = np.array(list(config.logit_bias.values()), np.float32)
         self._all_ids = np.arange(vocabulary)
+        self._penalizes = (config.repetition_penalty, config.presence_penalty, config.frequency_penalty) != (1, 0, 0)
+        changes = (config.logit_bias, self._penalizes, self._bad_words, config.min_new_tokens, constraint)
+        self._takes_logits_as_they_are = not any(changes)
         self.start(())
 
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -148,6 +151,8 @@ class SpeculativeSampler:
         return token
 
     def _append(self, token: int) -> None:
+        if self._takes_logits_as_they_are:
+            return
         self._tokens.append(token)
         self._seen[token] = True
         self._counts[token] += 1
@@ -156,13 +161,11 @@ class SpeculativeSampler:
 
     def _scores(self, raw: _Scores) -> _Scores:
         """Steps 1 to 4 and the constraint; `raw` itself where none of them applies."""
-        c, banned = self.config, self._banned()
-        penalized = c.repetition_penalty != 1 or c.presence_penalty != 0 or c.frequency_penalty != 0
-        if not (len(self._bias) or penalized or banned or self.constraint is not None):
+        if self._takes_logits_as_they_are:
             return raw
-        scores = raw.copy()
+        banned, scores = self._banned(), raw.copy()
         scores[self._biased] += self._bias
-        if penalized:
+        if self._penalizes:
             self._penalize(scores)
         scores[banned] = -np.inf
         if self.constraint is not None:

@@ -27,7 +27,7 @@ from .loop import Decoder, Greedy, Round, Sampler
 from .proof import Comparer, Difference, KnowingProposer, RandomWidth, Recorder
 from .protocols import Proposer
 from .selftest import row_outputs, smallest_exact_rows
-from .width import FixedWidth, WidthPolicy
+from .width import WidthPolicy
 
 _ALIGNED = 4 * CHUNK  # rows of the alignment test: past a chunk of the recurrence and a block of a paged cache
 
@@ -55,7 +55,7 @@ def draft_independence(engine: Engine, prompt: str, ids: Sequence[int], tokens: 
         raise RequestError(f"prompt {prompt} and {tokens} new tokens, {length} in all, exceed {engine.max_context}")
     models, vocabulary = engine.models, engine.bundle.manifest.target.vocab_size
     plain = Recorder()
-    truth, _ = _decode(models, None, FixedWidth(1), ids, tokens, plain)
+    truth, _ = _decode(models, None, None, ids, tokens, plain)
     sequence = [*ids, *truth]
     for kind in kinds_of_drafts(engine):
         proposer = models.proposer
@@ -151,7 +151,12 @@ def _differing_row(
 
 
 def _decode(
-    models: Models, proposer: Proposer | None, policy: WidthPolicy, ids: Sequence[int], count: int, sampler: Sampler
+    models: Models,
+    proposer: Proposer | None,
+    policy: WidthPolicy | None,
+    ids: Sequence[int],
+    count: int,
+    sampler: Sampler,
 ) -> tuple[list[int], list[Round]]:
     """Emit `count` tokens after `ids` on an empty context."""
     context = Context(models.target, proposer)
@@ -167,7 +172,7 @@ def _is_state_of(models: Models, committed: Sequence[int]) -> bool:
     warm = models.target.snapshot()
     context = Context(models.target, None)
     context.clear()
-    Decoder(context, models.head, FixedWidth(1), models.minimum_rows).prefill(committed, Greedy())
+    Decoder(context, models.head, None, models.minimum_rows).prefill(committed, Greedy())
     cold = models.target.snapshot()
     arrays = zip(warm.arrays, cold.arrays, strict=True)
     return warm.length == cold.length and all(np.array_equal(a, b) for a, b in arrays)
