@@ -4,7 +4,7 @@
 | --------------- | ----------------------------------------------- | ---------------------------------------------- |
 | target          | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], features [T, taps * H], caches  |
 | head            | hidden [T, H]                                   | logits [T, vocabulary]                         |
-| drafter_context | features [T, taps * H], position_ids i32 [T]    | key.i, value.i [T, kv_width] of its layers     |
+| drafter_context | features [T, taps * H], position_ids i32 [T]    | key, value [T, kv_width] of every layer         |
 | drafter         | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], caches                          |
 | draft_head      | hidden [T, H]                                   | logits [T, draft vocabulary], probability [T]  |
 
@@ -62,14 +62,16 @@ def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: Dim)
     at = positions(ops, attn.rope, rows)
     context = ops.linear(features, weights.matrix("fc.weight"))
     context = ops.rms_norm(context, weights.array("hidden_norm.weight"), spec.rms_eps)
+    keys, values = {}, {}
     for i in range(len(spec.layers)):
         prefix = f"layers.{i}.self_attn"
         norm = f"{prefix}.k_norm" if attn.qk_norm else None
         key = heads(ops, context, weights, f"{prefix}.k_proj", attn.kv_heads, attn, spec.rms_eps, norm)
         key = rotate(ops, key, at, attn.rope, attn.kv_heads, attn.head_dim)
         value = heads(ops, context, weights, f"{prefix}.v_proj", attn.kv_heads, attn, spec.rms_eps, None)
-        ops.output(f"key.{i}", ops.reshape(key, [-1, attn.kv_width]), [-1, attn.kv_width])
-        ops.output(f"value.{i}", ops.reshape(value, [-1, attn.kv_width]), [-1, attn.kv_width])
+        keys[i], values[i] = (ops.reshape(x, [-1, attn.kv_width]) for x in (key, value))
+    ops.layers_output("key", keys, [-1, attn.kv_width])
+    ops.layers_output("value", values, [-1, attn.kv_width])
 
 
 def drafter(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: Dim, capacity: Dim) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from .errors import BundleError
 from .specs import DrafterSpec, TargetSpec
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "dflash.json"
 GRAPHS = ("target", "head", "drafter_context", "drafter", "draft_head")
 EMBEDDINGS = "embeddings.bin"

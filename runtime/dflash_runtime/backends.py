@@ -25,10 +25,6 @@ class Graph(Protocol):
         """Give an input the memory it reads; an input with token rows is bound once its values stand there."""
         ...
 
-    def bind_output(self, name: str, array: NDArray[Any]) -> None:
-        """Give an output the memory it writes."""
-        ...
-
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
         """Give the inputs `name.i` of the recurrent layers the memory array[0], array[1], …"""
         ...
@@ -44,7 +40,7 @@ class Graph(Protocol):
         ...
 
     def layers_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Rows of the outputs `name.i` of the recurrent layers, [layers, rows, width], valid until the next run."""
+        """Rows of an output of several layers, [layers, rows, width], valid until the next run."""
         ...
 
 
@@ -56,7 +52,7 @@ class Cache(Protocol):
         ...
 
     def write(self, name: str, start: int, rows: NDArray[Any]) -> None:
-        """Store rows [T, kv_heads, head_dim] at positions start, start + 1, … of `key.i` or `value.i`."""
+        """Store rows [layers, T, kv_heads, head_dim] at positions start, start + 1, …; `name` is `key` or `value`."""
         ...
 
 

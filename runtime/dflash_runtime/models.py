@@ -155,9 +155,9 @@ class Drafter:
         self._context.bind("features", features)
         self._context.bind("position_ids", np.arange(self.length, self.length + rows, dtype=np.int32))
         self._context.run()
-        for name in (f"{part}.{i}" for part in ("key", "value") for i in range(len(self.spec.layers))):
-            new = self._context.output(name).reshape(rows, attention.kv_heads, attention.head_dim)
-            self._cache.write(name, self.length, new)
+        for name in ("key", "value"):
+            new = self._context.layers_rows(name, 0, rows)
+            self._cache.write(name, self.length, new.reshape(-1, rows, attention.kv_heads, attention.head_dim))
         self.length += rows
 
     def block(self, anchor: int, rows: int) -> FloatRows:

@@ -105,10 +105,11 @@ class DenseCache:
         self._size = size
 
     def write(self, name: str, start: int, rows: NDArray[Any]) -> None:
-        self.place(start, len(rows))
-        cache = self._arrays[name][0]  # [parts * kv_heads, P, head_dim / parts]
-        split = rows.reshape(*rows.shape[:2], -1, cache.shape[2]).transpose(2, 1, 0, 3)
-        cache[:, start : start + len(rows)] = split.reshape(len(cache), len(rows), -1)
+        self.place(start, rows.shape[1])
+        for layer, new in enumerate(rows):
+            cache = self._arrays[f"{name}.{layer}"][0]  # [parts * kv_heads, P, head_dim / parts]
+            split = new.reshape(*new.shape[:2], -1, cache.shape[2]).transpose(2, 1, 0, 3)
+            cache[:, start : start + len(new)] = split.reshape(len(cache), len(new), -1)
 
 
 class OnnxBackend:

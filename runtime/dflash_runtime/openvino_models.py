@@ -37,6 +37,7 @@ class CompiledGraph:
         self._outputs = {port.get_any_name(): port for port in compiled.outputs}
         self.input_shapes = {port.get_any_name(): port.get_partial_shape() for port in compiled.inputs}
         self._bound: dict[str, NDArray[Any]] = {}  # tensors only borrow the memory
+        self._taking_turns: dict[int, tuple[NDArray[Any], list[tuple[Any, ov.Tensor]]]] = {}  # by id of the array
 
     def bind(self, name: str, array: NDArray[Any], kind: ov.Type | None = None) -> None:
         """As the protocol says; `kind` is the type of values that NumPy knows by their bits alone."""
@@ -46,16 +47,16 @@ class CompiledGraph:
         tensor = ov.Tensor(array, shared_memory=True) if kind is None else ov.Tensor(array, ov.Shape(array.shape), kind)
         self._request.set_tensor(name, tensor)
 
-    def bind_output(self, name: str, array: NDArray[Any]) -> None:
-        self._bound[name] = array
-        self._request.set_tensor(self._outputs[name], ov.Tensor(array, shared_memory=True))
-
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
         self.bind(name, array)  # the ports are stacked
 
     def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
-        for port, part in zip(layer_ports(self._outputs, name), array, strict=True):  # stacked, these would be copied
-            self.bind_output(port, part[None])
+        if id(array) not in self._taking_turns:
+            ports = zip(layer_ports(self._outputs, name), array, strict=True)  # stacked, these would be copied
+            tensors = [(self._outputs[port], ov.Tensor(part[None], shared_memory=True)) for port, part in ports]
+            self._taking_turns[id(array)] = (array, tensors)
+        for port, tensor in self._taking_turns[id(array)][1]:
+            self._request.set_tensor(port, tensor)
 
     def run(self) -> None:
         self._request.start_async()  # `infer` would copy every output: states and logits, tens of megabytes
@@ -80,12 +81,12 @@ class _PagedCache:
         self._rows, self._first_twice = functools.cache(lambda count: rows[:count]), np.zeros(2, np.int32)
         self._types = functools.cache(lambda count: types[:count])  # one group: rows of a block see each other
         blocks = capacity // BLOCK + 1  # a single row may be run with a copy
-        self.blocks: dict[str, NDArray[Any]] = {}
-        for part, i in ((part, layer.index) for layer in layers for part in ("key", "value")):
-            # [kv_heads, BLOCK, head_dim], and with u8 also the scales
-            sizes = list(graph.input_shapes[f"{part}_cache.{i}"])[1:]
-            self.blocks[f"{part}.{i}"] = np.zeros((blocks, *(size.get_length() for size in sizes)), dtype)
-            graph.bind(f"{part}_cache.{i}", self.blocks[f"{part}.{i}"], kind)
+        self.blocks: dict[str, NDArray[Any]] = {}  # [layers, blocks, kv_heads, BLOCK, head_dim], and with u8 the scales
+        for name in ("key", "value"):
+            sizes = [size.get_length() for size in list(graph.input_shapes[f"{name}_cache.{layers[0].index}"])[1:]]
+            self.blocks[name] = np.zeros((len(layers), blocks, *sizes), dtype)
+            for layer, array in zip(layers, self.blocks[name], strict=True):
+                graph.bind(f"{name}_cache.{layer.index}", array, kind)
         self._past, self._begins = np.zeros(1, np.int32), np.zeros(2, np.int32)
         self._total = np.zeros((), np.int32)
         controls = {
@@ -108,12 +109,12 @@ class _PagedCache:
             self._graph.bind("token_type_ids", self._types(rows))
 
     def write(self, name: str, start: int, rows: NDArray[Any]) -> None:
-        cache, done = self.blocks[name], 0
-        rows = rows.view(cache.dtype)
-        while done < len(rows):
+        cache, done, count = self.blocks[name], 0, rows.shape[1]
+        rows = rows.view(cache.dtype).transpose(0, 2, 1, 3)
+        while done < count:
             block, offset = divmod(start + done, BLOCK)
-            take = min(BLOCK - offset, len(rows) - done)
-            cache[block, :, offset : offset + take] = rows[done : done + take].transpose(1, 0, 2)
+            take = min(BLOCK - offset, count - done)
+            cache[:, block, :, offset : offset + take] = rows[:, :, done : done + take]
             done += take
 
 
