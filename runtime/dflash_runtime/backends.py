@@ -96,9 +96,7 @@ class Backend(Protocol):
 def is_same_memory(before: NDArray[Any] | None, array: NDArray[Any]) -> bool:
     """Whether `array` is what a port reads or writes already, so that it need not be bound again."""
     if before is array:
-        return (
-            True  # at a glance: Python code is slow where the weights have just passed through the processor's caches
-        )
+        return True  # seen sooner than below: Python is slow right after a graph has run
     if before is None or before.shape != array.shape or before.dtype != array.dtype:
         return False
     return bool(before.__array_interface__["data"] == array.__array_interface__["data"])

@@ -109,7 +109,7 @@ class SpeculativeSampler:
         self._bias = np.array(list(config.logit_bias.values()), np.float32)
         self._all_ids = np.arange(vocabulary)
         self._penalizes = (config.repetition_penalty, config.presence_penalty, config.frequency_penalty) != (1, 0, 0)
-        changes = (config.logit_bias, self._penalizes, self._bad_words, config.min_new_tokens, constraint)
+        changes = (config.logit_bias, self._penalizes, self._bad_words, config.min_new_tokens, constraint is not None)
         self._takes_logits_as_they_are = not any(changes)
         self.start(())
 
