@@ -210,7 +210,7 @@ def test_structured_output_is_valid_with_drafts(engine: Engine, temperature: flo
     }
     form = StructuredOutput("json_schema", json.dumps(schema))
     config = GenerationConfig(max_new_tokens=300, temperature=temperature, seed=1, structured=form)
-    drafted, plain = (engine.generate(PROMPT, replace(config, draft=draft)) for draft in (True, False))
+    drafted, plain = (engine.generate(PROMPT, replace(config, **how)) for how in ({"block_size": 8}, {"draft": False}))
     assert drafted.token_ids == plain.token_ids and sum(r.drafted for r in drafted.rounds) > 0
     assert drafted.finish_reason == "stop"
     found = json.loads(drafted.text)
