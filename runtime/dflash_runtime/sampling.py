@@ -109,8 +109,8 @@ class SpeculativeSampler:
         self._bias = np.array(list(config.logit_bias.values()), np.float32)
         self._all_ids = np.arange(vocabulary)
         self._penalizes = (config.repetition_penalty, config.presence_penalty, config.frequency_penalty) != (1, 0, 0)
-        changes = (config.logit_bias, self._penalizes, self._bad_words, config.min_new_tokens, constraint is not None)
-        self._takes_logits_as_they_are = not any(changes)
+        self._alters = bool(config.logit_bias) or self._penalizes or constraint is not None
+        self._bans = bool(self._bad_words) or config.min_new_tokens > 0
         self.start(())
 
     def start(self, prompt_ids: Sequence[int]) -> None:
@@ -151,8 +151,8 @@ class SpeculativeSampler:
         return token
 
     def _append(self, token: int) -> None:
-        if self._takes_logits_as_they_are:
-            return
+        if not (self._alters or self._bans):
+            return  # nothing will ask
         self._tokens.append(token)
         self._seen[token] = True
         self._counts[token] += 1
@@ -161,9 +161,10 @@ class SpeculativeSampler:
 
     def _scores(self, raw: _Scores) -> _Scores:
         """Steps 1 to 4 and the constraint; `raw` itself where none of them applies."""
-        if self._takes_logits_as_they_are:
+        banned = self._banned() if self._bans else []
+        if not (self._alters or banned):
             return raw
-        banned, scores = self._banned(), raw.copy()
+        scores = raw.copy()
         scores[self._biased] += self._bias
         if self._penalizes:
             self._penalize(scores)

@@ -203,8 +203,6 @@ class AdaptiveWidth:
         self._last_rows = max(done.rows, self._minimum)
         seconds = done.draft_seconds + done.verify_seconds
         self._credit = min(self._credit + self._TRIALS * seconds, self._SAVED * self._trial())
-        if self._is_trial:
-            self._credit -= max(seconds - len(done.tokens) * self._verify.at(1), 0.0)
         if self._proposal is None:
             return
         proposal, expected = self._proposal
@@ -212,6 +210,8 @@ class AdaptiveWidth:
         calibration.learn(proposal.probabilities, expected, done.drafted, done.accepted)
         if not proposal.is_copy:
             self._draft.observe(len(expected) + 1, done.draft_seconds)
+            if self._is_trial:
+                self._credit -= max(seconds - len(done.tokens) * self._verify.at(1), 0.0)
 
     def _plan(self, expected: list[float]) -> None:
         """Choose the draft length and the rate for the coming rounds, given the chances of one more draft."""
