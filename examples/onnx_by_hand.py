@@ -51,8 +51,10 @@ class Target(Graph):
     length = 0
 
     def verify(self, embeddings: NDArray[Any]) -> Arrays:
-        pending = np.array([self.length % CHUNK], np.int32)
-        return self.run(embeddings=embeddings, position_ids=self.positions(len(embeddings)), pending_rows=pending)
+        rows, pending = len(embeddings), self.length % CHUNK
+        counts = {"pending_rows": pending, "boundaries": (pending + rows) // CHUNK}
+        ports = {name: np.array([count], np.int32) for name, count in counts.items()}
+        return self.run(embeddings=embeddings, position_ids=self.positions(rows), **ports)
 
     def positions(self, rows: int) -> NDArray[np.int32]:
         return np.arange(self.length, self.length + rows, dtype=np.int32)
@@ -60,6 +62,7 @@ class Target(Graph):
     def commit(self, outputs: Arrays, count: int) -> None:
         """Take over the caches; rows after the committed ones are overwritten by the next call."""
         pending = self.length % CHUNK
+        boundaries = (pending + count) // CHUNK
         for name, array in outputs.items():
             kind, _, layer = name.partition(".")
             if kind.startswith("present_"):
@@ -69,16 +72,15 @@ class Target(Graph):
                 past[:] = np.concatenate([past, array[:count]])[-len(past) :]
             elif kind in ("qk", "v", "gates"):  # the rows since the last boundary
                 past = self.carried[f"past_{name}"]
-                rows = np.concatenate([past[:pending], array[:count]])
-                rows = rows[CHUNK:] if pending + count >= CHUNK else rows
+                rows = np.concatenate([past[:pending], array[:count]])[boundaries * CHUNK :]
                 past[: len(rows)] = rows
-            elif kind == "next_state" and pending + count >= CHUNK:
+            elif kind == "next_state" and boundaries > 0:
                 self.carried[f"state.{layer}"] = array
         self.length += count
 
 
 def one_round(bundle: Path, prompt: list[int]) -> tuple[list[int], list[int]]:
-    """Return the draft tokens for what follows the prompt (at most 16 tokens), and the tokens that really follow."""
+    """Return the draft tokens for what follows the prompt (at most 64 tokens), and the tokens that really follow."""
     manifest: dict[str, Any] = json.loads((bundle / "dflash.json").read_text(encoding="utf-8"))
     spec = manifest["drafter"]
     table = np.fromfile(bundle / "embeddings.bin", TYPES[manifest["embedding_dtype"]])
@@ -115,7 +117,7 @@ def one_round(bundle: Path, prompt: list[int]) -> tuple[list[int], list[int]]:
 
 def main(bundle: Path, text: str) -> None:
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-    drafts, tokens = one_round(bundle, tokenizer.encode(text).ids[:CHUNK])
+    drafts, tokens = one_round(bundle, tokenizer.encode(text).ids[:64])
     print(
         f"drafted {tokenizer.decode(drafts)!r}\nemitted {tokenizer.decode(tokens)!r}: {len(tokens) - 2} drafts accepted"
     )

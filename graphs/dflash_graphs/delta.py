@@ -1,16 +1,7 @@
 """Gated DeltaNet over aligned chunks: the recurrence as a function of absolute positions only.
 
-The sequence is cut at multiples of CHUNK. A call computes the window of two chunks that starts at the last boundary:
-first the kept rows since then, then the call's own rows, then the last of these repeated, which no row before it sees.
-So a row's result never depends on where a call began, and a rejected row never reaches a state.
-
-Ports, all f32, of every recurrent layer. Inputs: `past_rows` [kernel - 1, conv_width], the projected rows before the
-call's own; `past_qk`, `past_v`, `past_gates` [CHUNK - 1, width], what is kept of the rows since the boundary, oldest
-first, the rest finite and ignored; `state` [value_heads, key_dim, value_dim]. Outputs: `rows`, `qk`, `v`, `gates`, the
-T rows to keep; `next_state.i` [1, …], the state after the window's first chunk, if the rows reach its end.
-
-One more input for all, `crossing` [1], holds a 1. A reader that opens its axis leaves it empty when the rows do not
-reach that chunk's end: no state comes out then, and what lies behind it costs nothing.
+The sequence is cut at multiples of CHUNK, see `recurrence.py` for the ports and for which rows stand where. A row's
+result never depends on where a call began, and a rejected row never reaches a state.
 
 The chunk form (WY) with decays c = cumsum(g), D = exp(c_i - c_j) for j <= i:
     (I + tril(beta K K' * D, -1)) N = beta (V - e^c K S),  O = e^c Q S + (Q K' * D) N,
@@ -22,77 +13,23 @@ Layout: chunks stand outermost, since only there a split is free; queries and ke
 product reads its state once. An elementwise product whose first operand is read elsewhere too costs a copy of it.
 
 Some steps look roundabout because OpenVINO rewrites subtractions, elementwise work behind data movement, products of
-unequal rank and one reshape behind another into nodes of its own, which lose the `precise` mark and then run in bf16.
-So nothing is subtracted here (signs come with constants), gates are computed before they are moved, and products have
-operands of one rank.
+unequal rank and one reshape behind another into nodes of its own, which lose the `precise` mark and then run in bf16;
+in the body of a loop also the exponential of a sum. So nothing is subtracted here (signs come with constants), gates
+are computed before they are moved, and products have operands of one rank.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .sequential_delta import Span, sequential_delta, span
-from .specs import CHUNK, WINDOW, DeltaSpec
+from .recurrence import Recurrence, Window
+from .sequential_delta import Span, sequential_delta
+from .specs import CHUNK, DeltaSpec
 from .vocabulary import Ops, Value
 from .weights import Weights
-
-
-@dataclass(frozen=True)
-class Window:
-    """Index arithmetic shared by all recurrent layers of one call."""
-
-    taps: list[Value]  # i32 [T] each: which row of (past_rows, new rows) a tap before the last one reads
-    rows: Value  # i32 [WINDOW]: which row of (kept, new rows) stands at each place
-    crossing: Value  # f32 [n, 1, 1, 1]: 1, or empty when the rows do not reach the window's first boundary
-    new: Value  # i32 [T]: the window places of the call's own rows
-
-
-@dataclass(frozen=True)
-class Recurrence:
-    """What the recurrent layers of one call share: where rows stand, and their ports by name and layer."""
-
-    place: Window | Span
-    inputs: dict[str, dict[int, Value]]
-    outputs: dict[str, dict[int, Value]]
-
-    def declare_outputs(self, ops: Ops, spec: DeltaSpec) -> None:
-        """To be called once all layers are emitted."""
-        with ops.precise():
-            for name, width in _row_widths(spec).items():
-                ops.layers_output(name, self.outputs[name], [-1, width])
-
-
-def recurrence(ops: Ops, spec: DeltaSpec, layers: Sequence[int], ids: Value) -> Recurrence:
-    """Declare the inputs, with them `pending_rows` i32 [1], the number of kept rows since the boundary."""
-    with ops.precise():
-        reach, widths = spec.kernel - 1, _row_widths(spec)
-        rows = {name: [reach if name == "rows" else CHUNK - 1, width] for name, width in widths.items()}
-        inputs = {f"past_{name}": ops.layers_input(f"past_{name}", layers, shape) for name, shape in rows.items()}
-        inputs["state"] = ops.layers_input("state", layers, [spec.value_heads, spec.key_dim, spec.value_dim])
-    place = _window(ops, spec, ids) if ops.kernels is None else span(ops.kernels, ids)
-    return Recurrence(place, inputs, {name: {} for name in widths})
-
-
-def _row_widths(spec: DeltaSpec) -> dict[str, int]:
-    return {"rows": spec.conv_width, **spec.kept_widths}
-
-
-def _window(ops: Ops, spec: DeltaSpec, ids: Value) -> Window:
-    pending = ops.input("pending_rows", [1], "i32")
-
-    def number(n: int) -> Value:
-        return ops.constant(np.array([n], np.int32))
-
-    rows, at = ops.rows(ids), ops.constant(np.arange(WINDOW, dtype=np.int32))
-    own = ops.minimum(ops.add(ops.subtract(at, pending), number(CHUNK - 1)), ops.add(rows, number(CHUNK - 2)))
-    place = ops.select(ops.less(at, pending), at, own)
-    crossing = ops.reshape(ops.input("crossing", [1]), [-1, 1, 1, 1])
-    offsets = ops.subtract(ids, ops.slice(ids, 0, 1, 0))
-    taps = [ops.add(offsets, number(j)) for j in range(spec.kernel - 1)]
-    return Window(taps, place, crossing, ops.add(offsets, pending))
 
 
 def gated_delta(
@@ -113,19 +50,38 @@ def gated_delta(
         state = at.inputs["state"][layer]
         if isinstance(at.place, Span):
             return sequential_delta(layer, kept, new, state, spec, at.place)
-        qk, values, gates = (ops.gather(ops.concat([kept[name], new[name]], 0), at.place.rows) for name in new)
-        qk = ops.transpose(ops.reshape(qk, [2, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 3, 2, 1, 4])
-        values = ops.transpose(ops.reshape(values, [2, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
-        gates = ops.transpose(ops.reshape(gates, [2, CHUNK, 2, spec.value_heads]), [2, 0, 3, 1])
-        state = ops.reshape(state, [1, spec.value_heads, spec.key_dim, spec.value_dim])
-        rows = ops.reshape(qk, [2, spec.key_heads, 2 * CHUNK, spec.key_dim])
-        first, second = _chunks(ops, rows, values, gates, spec)
-        out, news = _outputs(ops, first, state, spec)
-        state = _advance(ops, first, state, news, at.place, spec)
-        ops.output(f"next_state.{layer}", state, [-1, spec.value_heads, spec.key_dim, spec.value_dim])
-        out = ops.concat([out, _outputs(ops, second, state, spec)[0]], 0)
-        out = ops.reshape(ops.transpose(out, [0, 2, 1, 3]), [-1, spec.value_heads * spec.value_dim])
-        return ops.gather(out, at.place.new)
+        out, wide_state = _window(layer, kept, new, state, spec, at.place)
+        at.wide_states.append(wide_state)
+        return out
+
+
+def _window(
+    layer: int, kept: Mapping[str, Value], new: Mapping[str, Value], state: Value, spec: DeltaSpec, at: Window
+) -> tuple[Value, Value]:
+    """Run the recurrence over the kept and the new rows of `qk`, `v` and `gates`.
+
+    Returns the new rows' outputs and the state after the last boundary of a wide call, empty in others.
+    """
+    ops, sizes = at.ops, [-1, spec.value_heads, spec.key_dim, spec.value_dim]
+    rows = [ops.concat([kept[name], new[name]], 0) for name in new]
+    first, second = _chunks(ops, rows, at.rows, 2, spec)
+    state = ops.reshape(state, [1, *sizes[1:]])
+    out, news = _outputs(ops, first, state, spec)
+    state = _advance(ops, first, state, news, at.crossing, spec)
+    ops.output(f"next_state.{layer}", state, sizes)
+
+    def chunk(i: Value, shared: Sequence[Value], state: Value) -> tuple[Value, Value]:
+        """The i-th chunk behind the first: its outputs, and the state after it."""
+        crossing, begin, last, *rows = shared
+        begin = ops.add(ops.multiply(i, ops.constant(np.array([CHUNK], np.int32))), begin)
+        [this] = _chunks(ops, rows, ops.minimum(begin, last), 1, spec)
+        out, news = _outputs(ops, this, state, spec)
+        return out, _advance(ops, this, state, news, crossing, spec)
+
+    wide, wide_state = ops.repeat(at.chunks, [at.crossing, at.second, at.last, *rows], state, chunk)
+    out = ops.concat([out, wide, _outputs(ops, second, state, spec)[0]], 0)  # of a wide call, wide is the second chunk
+    out = ops.reshape(ops.transpose(out, [0, 2, 1, 3]), [-1, spec.value_heads * spec.value_dim])
+    return ops.gather(out, at.new), wide_state
 
 
 def _convolve(
@@ -172,45 +128,47 @@ class _Chunk:
     decay: Value  # [1, value_heads, 1, 1], over the whole chunk
 
 
-def _chunks(ops: Ops, rows: Value, values: Value, gates: Value, spec: DeltaSpec) -> list[_Chunk]:
-    """Take `rows` [2, key_heads, 2 * CHUNK, key_dim], queries and then keys; values [2, value_heads, CHUNK, value_dim].
-
-    The leading 2 is the chunk. `gates` [2, 2, value_heads, CHUNK] are log decay and beta, each of both chunks.
-    """
+def _chunks(ops: Ops, kept_and_new: Sequence[Value], places: Value, n: int, spec: DeltaSpec) -> list[_Chunk]:
+    """Take the rows `places` i32 [n * CHUNK] of `qk`, `v` and `gates`."""
+    qk, values, gates = (ops.gather(rows, places) for rows in kept_and_new)
+    qk = ops.transpose(ops.reshape(qk, [n, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 3, 2, 1, 4])
+    values = ops.transpose(ops.reshape(values, [n, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
+    gates = ops.transpose(ops.reshape(gates, [n, CHUNK, 2, spec.value_heads]), [2, 0, 3, 1])
+    rows = ops.reshape(qk, [n, spec.key_heads, 2 * CHUNK, spec.key_dim])
     heads, repeat = spec.value_heads, spec.value_heads // spec.key_heads
     lower = np.tril(np.ones((CHUNK, CHUNK), np.float32))
-    log_decay, beta = (ops.reshape(x, [2, heads, CHUNK, 1]) for x in ops.split(gates, [1, 1], 0))
+    log_decay, beta = (ops.reshape(x, [n, heads, CHUNK, 1]) for x in ops.split(gates, [1, 1], 0))
     total = ops.cumsum(log_decay, 2)
     minus_total = ops.multiply(total, ops.constant(np.full((1, 1, 1, 1), -1, np.float32)))
-    difference = ops.add(total, ops.reshape(minus_total, [2, heads, 1, CHUNK]))
+    difference = ops.add(total, ops.reshape(minus_total, [n, heads, 1, CHUNK]))
     # the masked difference is what is exponentiated: above the diagonal it would overflow
     decays = ops.multiply(ops.exp(ops.multiply(difference, ops.constant(lower))), ops.constant(lower))
     keys = ops.slice(rows, CHUNK, 2 * CHUNK, 2)
     gram = ops.matmul(rows, keys, transpose_b=True)
 
     def scaled(per_key_head: Value, per_value_head: Value, kinds: int, width: int, last: int) -> Value:
-        """Product of [2, key_heads, kinds * CHUNK, width] and [2, value_heads, 1 or kinds, CHUNK, last], by head.
+        """Product of [n, key_heads, kinds * CHUNK, width] and [n, value_heads, 1 or kinds, CHUNK, last], by head.
 
-        Returns [2, value_heads, kinds * CHUNK, width].
+        Returns [n, value_heads, kinds * CHUNK, width].
         """
-        a = ops.reshape(per_key_head, [2, spec.key_heads, 1, kinds, CHUNK, width])
-        b = ops.reshape(per_value_head, [2, spec.key_heads, repeat, -1, CHUNK, last])
-        return ops.reshape(ops.multiply(b, a), [2, heads, -1, width])
+        a = ops.reshape(per_key_head, [n, spec.key_heads, 1, kinds, CHUNK, width])
+        b = ops.reshape(per_value_head, [n, spec.key_heads, repeat, -1, CHUNK, last])
+        return ops.reshape(ops.multiply(b, a), [n, heads, -1, width])
 
     inside, within = ops.split(scaled(gram, decays, 2, CHUNK, CHUNK), [CHUNK, CHUNK], 2)
     below = ops.multiply(beta, ops.constant(-np.tril(lower, -1)))
-    inverse = _unit_lower_inverse(ops, ops.multiply(within, below))
+    inverse = _unit_lower_inverse(ops, ops.multiply(within, below), n)
     solve = ops.concat([ops.matmul(inside, inverse), inverse], 2)
     last = ops.slice(total, CHUNK - 1, CHUNK, 2)
-    ending = scaled(keys, ops.exp(ops.add(last, minus_total)), 1, spec.key_dim, 1)
+    ending = scaled(keys, ops.slice(decays, CHUNK - 1, CHUNK, 2), 1, spec.key_dim, 1)
     signs = ops.constant(np.array([1, -1], np.float32).reshape(1, 1, 2, 1, 1))
-    grown = ops.multiply(ops.reshape(ops.exp(total), [2, heads, 1, CHUNK, 1]), signs)
+    grown = ops.multiply(ops.reshape(ops.exp(total), [n, heads, 1, CHUNK, 1]), signs)
     growing = scaled(rows, grown, 2, spec.key_dim, 1)
-    parts = [ops.split(x, [1, 1], 0) for x in (growing, values, beta, solve, ending, ops.exp(last))]
+    parts = [ops.split(x, [1] * n, 0) for x in (growing, values, beta, solve, ending, ops.exp(last))]
     return [_Chunk(*values) for values in zip(*parts, strict=True)]
 
 
-def _unit_lower_inverse(ops: Ops, minus_lower: Value) -> Value:
+def _unit_lower_inverse(ops: Ops, minus_lower: Value, n: int) -> Value:
     """(I + lower)^-1 for strictly lower triangles, by divide and conquer (the nilpotent product is unstable in f32)."""
     index, sizes = np.arange(CHUNK), (2, 4, 8)
 
@@ -222,7 +180,7 @@ def _unit_lower_inverse(ops: Ops, minus_lower: Value) -> Value:
     inverse = ops.add(ops.constant(np.eye(CHUNK, dtype=np.float32)), _masked(ops, minus_lower, block(1)))
     masks = np.stack([block(size) for size in sizes]).reshape(len(sizes), 1, 1, CHUNK, CHUNK)
     for corner in ops.split(_masked(ops, minus_lower, masks), [1] * len(sizes), 0):
-        corner = ops.reshape(corner, [2, -1, CHUNK, CHUNK])
+        corner = ops.reshape(corner, [n, -1, CHUNK, CHUNK])
         inverse = ops.add(inverse, ops.matmul(ops.matmul(inverse, corner), inverse))
     return inverse
 
@@ -244,7 +202,7 @@ def _outputs(ops: Ops, chunk: _Chunk, state: Value, spec: DeltaSpec) -> tuple[Va
     return ops.add(from_queries, inside), news
 
 
-def _advance(ops: Ops, chunk: _Chunk, state: Value, news: Value, at: Window, spec: DeltaSpec) -> Value:
+def _advance(ops: Ops, chunk: _Chunk, state: Value, news: Value, crossing: Value, spec: DeltaSpec) -> Value:
     """Return the state after the chunk, or none of it (a leading axis of 0) when the rows do not reach its end."""
-    decay, news = ops.multiply(chunk.decay, at.crossing), ops.multiply(news, at.crossing)
+    decay, news = ops.multiply(chunk.decay, crossing), ops.multiply(news, crossing)
     return ops.add(ops.multiply(state, decay), ops.matmul(chunk.keys, news, transpose_a=True))

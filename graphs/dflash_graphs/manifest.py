@@ -11,11 +11,11 @@ import msgspec
 from .errors import BundleError
 from .specs import DrafterSpec, TargetSpec
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "dflash.json"
 GRAPHS = ("target", "head", "drafter_context", "drafter", "draft_head")
 EMBEDDINGS = "embeddings.bin"
-TOKENS, POSITIONS = "T", "P"  # names of open sizes: token rows, cached positions
+TOKENS, POSITIONS, STATES = "T", "P", "S"  # names of open sizes: token rows, cached positions, states that come out
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,10 @@ Norm weights are stored as `w` and used as `1 + w`, except the gated norm of the
 import numpy as np
 
 from .attention import attention
-from .delta import Recurrence, gated_delta, recurrence
+from .delta import gated_delta
 from .layers import heads, swiglu
 from .positions import Positions, positions
+from .recurrence import Recurrence, recurrence
 from .specs import TargetSpec
 from .vocabulary import Dim, Ops, Value
 from .weights import Matrix, Weights

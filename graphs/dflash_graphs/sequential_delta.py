@@ -1,7 +1,8 @@
 """Gated DeltaNet by a kernel that goes token by token, for backends that have one.
 
-Such a kernel gives the same bits however its rows are cut into calls, so nothing is padded: the window is the kept rows
-and the call's own, cut at the chunk boundary alone, where the state is an output. Ports as in `delta.py`.
+Such a kernel gives the same bits however its rows are cut into calls, so nothing is padded: it runs over the kept rows
+and the call's own, cut at the last chunk boundary, where the state is an output. Ports as in `recurrence.py`, without
+`crossing` and `wide_state`; `next_state.i` is the state after the last boundary, if there is one.
 """
 
 from collections.abc import Mapping
@@ -21,17 +22,16 @@ class Span:
     zero: Value
     pending: Value  # rows kept since the boundary
     total: Value  # rows since the boundary, the call's own included
-    chunk: Value  # those of them before the next boundary
+    before: Value  # those of them before the last boundary
     beyond: Value  # and from there on
 
 
-def span(ops: KernelOps, ids: Value) -> Span:
-    """Declare the port `pending_rows` i32 [1], the number of kept rows since the boundary."""
-    pending = ops.input("pending_rows", [1], "i32")
+def span(ops: KernelOps, ids: Value, pending: Value, boundaries: Value) -> Span:
+    """`pending` and `boundaries` i32 [1]: the kept rows, and the chunk boundaries these and the call's own reach."""
     total = ops.add(pending, ops.rows(ids))
-    chunk = ops.minimum(total, ops.constant(np.array([CHUNK], np.int32)))
+    before = ops.multiply(boundaries, ops.constant(np.array([CHUNK], np.int32)))
     zero = ops.constant(np.zeros(1, np.int32))
-    return Span(ops, zero, pending, total, chunk, ops.subtract(total, chunk))
+    return Span(ops, zero, pending, total, before, ops.subtract(total, before))
 
 
 def sequential_delta(
@@ -47,7 +47,7 @@ def sequential_delta(
     qk, value, gates = (ops.concat([ops.between(kept[name], at.zero, at.pending), new[name]], 0) for name in new)
     query, key = ops.split(qk, [keys, keys], 1)
     decay, beta = ops.split(gates, [spec.value_heads, spec.value_heads], 1)
-    chunks = zip(*(ops.cut(x, at.chunk, at.beyond) for x in (query, key, value, decay, beta)), strict=True)
+    chunks = zip(*(ops.cut(x, at.before, at.beyond) for x in (query, key, value, decay, beta)), strict=True)
     outs, states = [], [state]
     for q, k, v, d, b in chunks:
         out, after = ops.recurrence(q, k, v, d, b, states[-1], spec)

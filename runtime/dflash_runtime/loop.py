@@ -51,9 +51,12 @@ class Decoder:
         """Commit the prompt's remaining tokens and return the first new one; `progress` gets the tokens done so far."""
         done = 0
         while done < len(tokens):
-            piece = tokens[done : done + self.target.max_rows]
-            if _REOPENED < len(tokens) - done <= self.target.max_rows + _REOPENED:
+            left, most = len(tokens) - done, self.target.prefill_rows
+            if left > self.target.max_rows + _REOPENED:
+                most = min(most, left - _REOPENED - 1)
+            elif left > _REOPENED:
                 self.context.keep()  # the same prompt, or one with another end, resumes here
+            piece = tokens[done : done + most]
             rows = self.target.verify(self._padded(piece))
             done += len(piece)
             if done == len(tokens):

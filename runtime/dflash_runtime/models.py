@@ -17,7 +17,7 @@ from .device import Settings
 from .protocols import FloatRows, Logits, Rows, Snapshot, Tokens
 from .recurrent import RecurrentLayers
 
-_PREFILL_ROWS = 256
+_PREFILL_ROWS = 128  # wider calls cost 7 % less per row, and the rows to keep of a 9B target take another 200 MB
 
 
 class _TokenInputs:
@@ -45,10 +45,10 @@ class CachedTarget:
         self, backend: Backend, bundle: Bundle, embeddings: Embeddings, settings: Settings, capacity: int
     ) -> None:
         spec = bundle.manifest.target
-        # a call may cross one chunk boundary; without recurrent layers nothing limits the prefill
-        self.max_rows = CHUNK if spec.delta is not None else _PREFILL_ROWS
-        self._graph, self._cache = backend.attention_graph(bundle, "target", settings, capacity + self.max_rows)
-        self._inputs = _TokenInputs(self._graph, embeddings, self.max_rows, spec.hidden_size)
+        # a call that may be committed in part has to stay within two chunks
+        self.max_rows, self.prefill_rows = CHUNK if spec.delta is not None else _PREFILL_ROWS, _PREFILL_ROWS
+        self._graph, self._cache = backend.attention_graph(bundle, "target", settings, capacity + _PREFILL_ROWS)
+        self._inputs = _TokenInputs(self._graph, embeddings, _PREFILL_ROWS, spec.hidden_size)
         self._capacity, self.length = capacity, 0
         self._pending = np.zeros(1, np.int32)
         self._recurrent: RecurrentLayers | None = None
@@ -61,7 +61,7 @@ class CachedTarget:
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         rows = len(tokens)
-        if self.length + rows > self._capacity + self.max_rows:
+        if self.length + rows > self._capacity + _PREFILL_ROWS:
             raise RequestError(f"the context of {self._capacity} tokens is full; load with a larger max_context")
         self._inputs.place(tokens, self.length)
         self._cache.place(self.length, rows)

@@ -51,7 +51,12 @@ class Target(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """Most rows one call of `verify` takes."""
+        """Most rows of a call of `verify` that may be committed in part."""
+        ...
+
+    @property
+    def prefill_rows(self) -> int:
+        """Most rows of a call of `verify`, all of them to be committed."""
         ...
 
     def verify(self, tokens: Sequence[int]) -> Rows:

@@ -18,7 +18,7 @@ class RecurrentLayers:
     """All recurrent layers of a target; `pending` below is the number of rows kept since the boundary."""
 
     def __init__(self, graph: Graph, ports: Container[str], layers: int, spec: DeltaSpec) -> None:
-        self._graph, self._can_skip, self._is_crossing = graph, "crossing" in ports, False
+        self._graph, self._has_window, self._is_crossing = graph, "crossing" in ports, False
         shape = (layers, spec.value_heads, spec.key_dim, spec.value_dim)
         self.states = [np.zeros(shape, np.float32) for _ in range(2)]  # current, next
         self.recent = np.zeros((layers, spec.kernel - 1, spec.conv_width), np.float32)  # what the convolution reaches
@@ -26,7 +26,9 @@ class RecurrentLayers:
         self.kept = {name: np.zeros((layers, CHUNK - 1, width), np.float32) for name, width in widths}
         for name, array in (("rows", self.recent), *self.kept.items()):
             graph.bind_layers(f"past_{name}", array)
-        if self._can_skip:
+        self._boundaries = np.zeros(1, np.int32)  # that the next call reaches
+        graph.bind("boundaries", self._boundaries)
+        if self._has_window:
             graph.bind("crossing", np.ones(0, np.float32))
         self._bind()
 
@@ -36,18 +38,28 @@ class RecurrentLayers:
 
     def place(self, pending: int, rows: int) -> None:
         """Say how many rows the next call has; those that do not reach the chunk's end spare the work behind it."""
+        self._boundaries[0] = (pending + rows) // CHUNK
         is_crossing = pending + rows >= CHUNK
-        if self._can_skip and is_crossing != self._is_crossing:
+        if self._has_window and is_crossing != self._is_crossing:
             self._is_crossing = is_crossing
             self._graph.bind("crossing", np.ones(int(is_crossing), np.float32))
 
     def commit(self, pending: int, count: int) -> None:
-        """Append the first `count` new rows to the `pending` ones; past a boundary, swap states and drop the chunk."""
-        added = count
-        if pending + count >= CHUNK:
-            self.states.reverse()
-            self._bind()
-            pending, added = 0, pending + count - CHUNK
+        """Append the first `count` new rows to the `pending` ones; past a boundary, take the state there instead.
+
+        Only a call that reaches no more than one boundary can be committed in part.
+        """
+        added, boundaries = count, (pending + count) // CHUNK
+        if 1 < self._boundaries[0] != boundaries:
+            raise ValueError(f"{count} rows of a call past several chunk boundaries cannot be committed alone")
+        if boundaries > 0:
+            if boundaries > 1 and self._has_window:
+                self.states[0][...] = self._graph.output("wide_state")
+            else:
+                self.states.reverse()
+                self._bind()
+            added = pending + count - boundaries * CHUNK
+            pending = 0
         for name, kept in self.kept.items():
             kept[:, pending : pending + added] = self._graph.layers_rows(name, count - added, count)
         new = min(count, self.recent.shape[1])

@@ -14,6 +14,7 @@ from .protocols import Head, Target
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 11)
 _START = 13  # where the calls of few rows begin
+_COMPARED = 2 * CHUNK  # rows at most: a head over hundreds would take long
 _Outputs = list[NDArray[np.float32]]
 
 
@@ -36,31 +37,28 @@ def largest_difference(target: Target, head: Head, vocabulary: int) -> float:
 
 
 def _comparisons(target: Target, head: Head, vocabulary: int) -> Iterator[tuple[int, _Outputs, _Outputs]]:
-    """Yield each candidate, the last first, with the outputs of its rows in wide calls and in one of their own.
+    """Yield each candidate, the last first, with the outputs of its rows in a wide call and in one of their own.
 
-    The wide calls begin at chunk boundaries, the others before one, which the longer ones cross. All stand late: the
-    first rows of a context attend to hardly more than themselves.
+    The wide call is a piece of a prefill, and the others begin before a chunk boundary, which the longer ones cross.
+    All stand late: the first rows of a context attend to hardly more than themselves.
     """
-    tokens = np.random.default_rng(0).integers(0, vocabulary, CHUNK + target.max_rows).tolist()
-    first = row_outputs(target, head, tokens[:CHUNK])
-    target.commit(CHUNK)
-    second = _outputs(target, head, tokens[CHUNK:])
+    tokens = np.random.default_rng(0).integers(0, vocabulary, target.prefill_rows).tolist()
+    wide = row_outputs(target, head, tokens)
     target.reset()
     target.verify(tokens[:CHUNK])
     target.commit(_START)
     for rows in reversed(_CANDIDATES):
         part = slice(_START, _START + rows)
-        wide = [np.concatenate(calls)[part] for calls in zip(first, second, strict=True)]
-        yield rows, wide, _outputs(target, head, tokens[part])
+        yield rows, [values[part] for values in wide], _outputs(target, head, tokens[part])
 
 
 def row_outputs(target: Target, head: Head, tokens: list[int]) -> _Outputs:
-    """Copies of hidden rows, features and logits of at most CHUNK `tokens`, on an empty context."""
+    """Copies of hidden rows, features and logits of the first rows of `tokens`, on an empty context."""
     target.reset()
     return _outputs(target, head, tokens)
 
 
 def _outputs(target: Target, head: Head, tokens: list[int]) -> _Outputs:
     rows = target.verify(tokens)
-    hidden = rows.hidden[:CHUNK]
-    return [hidden.copy(), rows.features[:CHUNK].copy(), head(hidden).values.copy()]
+    hidden = rows.hidden[:_COMPARED]
+    return [hidden.copy(), rows.features[:_COMPARED].copy(), head(hidden).values.copy()]

@@ -112,12 +112,11 @@ def _row_counts(models: Models, tokens: list[int]) -> Finding:
 
 
 def _alignments(models: Models, tokens: list[int]) -> Finding:
-    """Calls that begin anywhere give the rows of calls that begin at the multiples of a chunk."""
-    aligned = _cut_outputs(models, tokens, CHUNK)
+    """Calls that begin anywhere give the rows of one call for all, a piece of a prefill."""
+    whole = _cut_outputs(models, tokens, len(tokens))
     first, compared = None, 0
-    for start in range(1, CHUNK):
-        shifted = _cut_outputs(models, tokens, start)
-        first = first or _differing_row(aligned, shifted, 0)
+    for start in range(1, CHUNK + 1):
+        first = first or _differing_row(whole, _cut_outputs(models, tokens, start), 0)
         compared += len(tokens)
     return Finding(check="alignments", compared=compared, first=first)
 

@@ -17,7 +17,7 @@ STOP = 5
 class CountingTarget:
     """Hidden rows are the tokens that follow."""
 
-    max_rows = 16
+    max_rows = prefill_rows = 16
 
     def __init__(self) -> None:
         self.length, self.calls = 0, list[list[int]]()
@@ -81,6 +81,19 @@ def test_a_drafted_stop_and_what_follows_take_no_rows(
     assert list(this.tokens) == emitted
     assert this.drafted == (0 if drafts[0] == STOP else len(verified) - 1)
     assert target.length == len(emitted)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pieces"),
+    [(8, [8]), (24, [24]), (25, [16, 9]), (64, [55, 9]), (73, [64, 9]), (100, [64, 27, 9]), (200, [64, 64, 63, 9])],
+)
+def test_a_prompt_is_cut_where_the_next_one_can_resume(prompt: int, pieces: list[int]) -> None:
+    target = CountingTarget()
+    target.prefill_rows = 64
+    context = Context(target, None)
+    Decoder(context, head, None, 1).prefill([1] * prompt, Greedy())
+    assert [len(call) for call in target.calls] == pieces
+    assert [s.length for s in context._snapshots] == ([prompt - pieces[-1]] if prompt > 8 else [])
 
 
 def test_costs_of_a_target_without_drafter() -> None:

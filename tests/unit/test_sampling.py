@@ -87,7 +87,7 @@ def reference(logits: Array, output: Sequence[int], c: SamplingConfig) -> Array:
 class Toy:
     """A target whose hidden rows are its logits; for one sequence, so it cannot go back."""
 
-    max_rows = 16
+    max_rows = prefill_rows = 16
 
     def __init__(self) -> None:
         self.committed, self._block = [0], [0]

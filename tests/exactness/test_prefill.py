@@ -1,0 +1,63 @@
+"""Prefill in pieces of any size: rows and states are those of pieces of one chunk, bit for bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dflash_graphs.specs import CHUNK
+from dflash_runtime.backends import backend_for
+from dflash_runtime.bundle import Embeddings, open_bundle
+from dflash_runtime.models import CachedTarget
+from numpy.typing import NDArray
+
+TOKENS = 128
+# ever wider calls, since memory grows with them; then narrow ones in between, and every place within a chunk to begin
+PIECES = [[40], [48], [47, 50], [64], [128], [33], [32, 96], [31, 17, 80], [1, 60, 2, 65], [5, 59], [16, 100], [128]]
+
+
+def _target(bundle: Path) -> CachedTarget:
+    opened = open_bundle(bundle)
+    backend = backend_for(opened.manifest)
+    settings = backend.choose_settings(opened.manifest.graphs["target"].weight_format, 2)
+    return CachedTarget(backend, opened, Embeddings(opened), settings, 2 * TOKENS)
+
+
+def _prefill(target: CachedTarget, tokens: list[int], pieces: list[int]) -> list[NDArray[np.float32]]:
+    """Hidden rows, features and what the recurrent layers carry afterwards."""
+    target.reset()
+    parts: list[list[NDArray[np.float32]]] = []
+    for size in pieces:
+        piece, tokens = tokens[:size], tokens[size:]
+        rows = target.verify([*piece, *[0] * (2 - size)])
+        parts.append([rows.hidden[:size].copy(), rows.features[:size].copy()])
+        target.commit(size)
+    return [*(np.concatenate(outs) for outs in zip(*parts, strict=True)), *target.snapshot().arrays]
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "backend"),
+    [("f32", "openvino"), ("bf16", "openvino"), ("int8", "openvino"), ("f32", "onnx"), ("int8", "onnx")],
+)
+def test_pieces_of_any_size_give_the_same_bits(
+    small_bundle: Callable[..., Path], weight_format: str, backend: str
+) -> None:
+    target = _target(small_bundle(weight_format, backend))
+    tokens = np.random.default_rng(0).integers(3, 4000, TOKENS).tolist()
+    expected = {
+        count: _prefill(target, tokens[:count], [CHUNK] * (count // CHUNK) + [count % CHUNK] * (count % CHUNK > 0))
+        for count in {sum(pieces) for pieces in PIECES}
+    }
+    for pieces in PIECES:
+        found = _prefill(target, tokens, pieces)
+        for a, b in zip(expected[sum(pieces)], found, strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=str(pieces))
+
+
+def test_a_call_past_several_boundaries_is_committed_as_a_whole(small_bundle: Callable[..., Path]) -> None:
+    target = _target(small_bundle("f32"))
+    target.verify([3] * 40)
+    with pytest.raises(ValueError, match="cannot be committed alone"):
+        target.commit(20)
+    target.commit(36)  # no boundary lies in between
+    assert target.length == 36
