@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 TOKENS = 128
 # ever wider calls, since memory grows with them; then narrow ones in between, and every place within a chunk to begin
-PIECES = [[40], [48], [47, 50], [64], [128], [33], [32, 96], [31, 17, 80], [1, 60, 2, 65], [5, 59], [16, 100], [128]]
+PIECES = [[40], [48], [47, 50], [64], [64, 64], [33], [32, 61], [31, 17, 40], [1, 60, 2, 64], [5, 59], [16, 50]]
 
 
 def _target(bundle: Path) -> CachedTarget:
