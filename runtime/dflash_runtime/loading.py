@@ -40,7 +40,7 @@ class Models:
     difference: float  # of logits between row counts, at most; 0: bit-exact
 
     def measure(self, repeats: int) -> Tuning:
-        """Measure the cost of every width over `repeats` calls; leaves target and drafter without context."""
+        """Measure every width over twice `repeats` calls or less; leaves target and drafter without context."""
         verify, draft = measure_costs(self.target, self.head, self.dflash, self.minimum_rows, repeats)
         return Tuning(
             settings=self.settings,
@@ -73,7 +73,7 @@ def load_models(
                 proposer = OverrideProposer(dflash, LookupProposer(_OVERRIDING_MATCH))
     models = Models(exact, target, head, drafter, dflash, proposer, drafting, rows, difference)
     if tuning is None or (dflash is not None and not tuning.draft):  # measured without the drafter
-        tuning = models.measure(repeats=5)
+        tuning = models.measure(repeats=3)
         write_tuning(path, tuning)
     return models, tuning
 

@@ -53,7 +53,7 @@ class Decoder:
         while done < len(tokens):
             left, most = len(tokens) - done, self.target.prefill_rows
             if left > self.target.max_rows + _REOPENED:
-                most = min(most, left - _REOPENED - 1)
+                most = min(most, left - self.target.max_rows)
             elif left > _REOPENED:
                 self.context.keep()  # the same prompt, or one with another end, resumes here
             piece = tokens[done : done + most]

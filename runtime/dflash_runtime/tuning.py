@@ -22,8 +22,8 @@ from .device import Settings
 from .proposers import DFlashProposer
 from .protocols import Head, Rows, Target
 
-_BUDGET = 0.3  # seconds after which the calls of one width are not repeated
-_LEAST = 0.05  # seconds before which they are
+_BUDGET = 0.2  # seconds after which the calls of one width are not repeated
+_LEAST = 0.03  # seconds before which they are
 _OUTLIER = 1.7  # of the shortest time; how much of a longer one counts
 _STEP = 3  # tokens between two calls that are measured
 WIDTHS = (2, 3, 4, 6, 8, 12, 16)  # and 1
@@ -71,11 +71,12 @@ def measure_costs(
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Typical seconds by row count, of verifying and of drafting; one row is a plain round.
 
-    Both are measured in turn, as decoding has them: each drives the other's weights out of the processor's caches.
+    Both are measured in turn, as decoding has them: each drives the other's weights out of the processor's caches. The
+    widths are gone through up and down, since a machine's speed drifts; `repeats` are the calls of one width each time.
     """
 
     def once(rows: int) -> tuple[float, float]:
-        if target.length > CHUNK:
+        if target.length > 4 * CHUNK:
             target.reset()
         start = time.perf_counter()
         if dflash is not None and 1 < rows <= dflash.block_size:
@@ -90,17 +91,17 @@ def measure_costs(
 
     features = np.zeros((_STEP, 0 if dflash is None else dflash.feature_width), np.float32)
     _repeated(partial(once, 1), round(_BUDGET / sum(once(1))))  # a program that has just begun is slower
-    verify, draft = {}, {}
-    for n in (1, *(n for n in WIDTHS if n >= max(2, minimum_rows))):
-        target.reset()
-        times = _repeated(partial(once, n), repeats)
-        verify[n] = _typical([seconds for _, seconds in times])
-        if dflash is not None and 1 < n <= dflash.block_size:
-            draft[n] = _typical([seconds for seconds, _ in times])
+    counts = (1, *(n for n in WIDTHS if n >= max(2, minimum_rows)))
+    times: dict[int, list[tuple[float, float]]] = {n: [] for n in counts}
+    for n in (*counts, *reversed(counts)):
+        times[n] += _repeated(partial(once, n), repeats)
+    verify = {n: _typical([seconds for _, seconds in times[n]]) for n in counts}
     target.reset()
-    if dflash is not None:
-        dflash.rewind(0)
-    return verify, draft
+    if dflash is None:
+        return verify, {}
+    dflash.rewind(0)
+    drafted = [n for n in counts[1:] if n <= dflash.block_size]
+    return verify, {n: _typical([seconds for seconds, _ in times[n]]) for n in drafted}
 
 
 def _repeated(call: Callable[[], tuple[float, float]], repeats: int) -> list[tuple[float, float]]:

@@ -158,7 +158,7 @@ def test_cancel_during_the_prompt(engine: Engine, expected: Result) -> None:
 
 def test_progress_reaches_the_total(engine: Engine) -> None:
     engine.context.clear()
-    ids, seen = engine.encode(PROMPT) * 8, list[tuple[int, int]]()
+    ids, seen = engine.encode(PROMPT) * 16, list[tuple[int, int]]()
     for _ in engine.stream(ids, SHORT, progress=lambda *counts: seen.append(counts)):
         pass
     assert seen == sorted(seen) and len(seen) > 2 and seen[-1] == (len(ids), len(ids))

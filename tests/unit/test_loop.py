@@ -85,7 +85,7 @@ def test_a_drafted_stop_and_what_follows_take_no_rows(
 
 @pytest.mark.parametrize(
     ("prompt", "pieces"),
-    [(8, [8]), (24, [24]), (25, [16, 9]), (64, [55, 9]), (73, [64, 9]), (100, [64, 27, 9]), (200, [64, 64, 63, 9])],
+    [(8, [8]), (24, [24]), (25, [9, 16]), (80, [64, 16]), (100, [64, 20, 16]), (200, [64, 64, 56, 16])],
 )
 def test_a_prompt_is_cut_where_the_next_one_can_resume(prompt: int, pieces: list[int]) -> None:
     target = CountingTarget()

@@ -25,7 +25,7 @@ from .options import engine_options, load_engine
 
 _POSITIVE = click.IntRange(min=1)
 _FOLDER = click.Path(path_type=Path)
-_REPEATS = 5  # of every width, for the costs that predictions start from
+_REPEATS = 3  # of every width, for the costs that predictions start from
 
 
 @click.command("bench")

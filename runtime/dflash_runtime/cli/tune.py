@@ -30,7 +30,7 @@ from .options import KV_PRECISIONS, PRECISIONS
 from .tables import table
 
 _POSITIVE = click.IntRange(min=1)
-_REPEATS = 7
+_REPEATS = 4
 _SAMPLES = 4
 _CLEARLY = 1.05  # times as fast
 _BLOCK_SIZES = (2, 4, 8, 12, 16)
