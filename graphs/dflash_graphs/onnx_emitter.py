@@ -166,7 +166,7 @@ class OnnxOps(OnnxGraph):
         self, query: Value, key: Value, value: Value, past: tuple[Value, Value], ids: Value, spec: AttentionSpec
     ) -> tuple[Value, Value, Value]:
         """A single row takes another path, with other bits: it is run twice, the copy at the position after it."""
-        rows, axis, one = self._emit("Shape", [ids], start=0, end=1)[0], self._index([0]), self._index([1])
+        rows, one = self._emit("Shape", [ids], start=0, end=1)[0], self._index([1])
         count = self._emit("Max", [rows, self._index([2])])[0]
         total = self.add(self.convert(self.slice(ids, 0, 1, 0), "i64"), count)
         places = self._batch(self.minimum(self._range(count), self.subtract(rows, one)))  # [1, count]
@@ -179,8 +179,12 @@ class OnnxOps(OnnxGraph):
         inputs = [packed, "", "", *past, *ends, self.cos(angles), self.sin(angles)]
         heads = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads, "do_rotary": 1}
         out, *present = self._emit("GroupQueryAttention", inputs, 3, domain="com.microsoft", **heads)
-        out = self._emit("Slice", [self.reshape(out, [-1, widths[0]]), axis, rows, axis])[0]
-        return out, present[0], present[1]
+        return self._emit("GatherND", [out, self._row_places(rows)])[0], present[0], present[1]
+
+    def _row_places(self, rows: Value) -> Value:
+        """Where the first `rows` rows of the only batch stand, i64 [rows, 2]: they come out without the batch axis."""
+        row = self.reshape(self._range(rows), [-1, 1])
+        return self.concat([self.multiply(row, self._index([0])), row], 1)
 
     def _range(self, stop: Value) -> Value:
         bounds = [self._emit("Squeeze", [n, self._index([0])])[0] for n in (self._index([0]), stop, self._index([1]))]

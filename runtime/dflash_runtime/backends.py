@@ -61,6 +61,7 @@ class Backend(Protocol):
 
     package: str
     is_strict: bool  # whether a bundle that is not bit-exact is refused rather than reported
+    huge_pages_seconds: float  # at most, that a load spends on them unless asked
 
     def fewest_rows(self, weight_format: str) -> int:
         """Return the fewest rows of a call that may be as exact as wider ones; the self-test tries from there."""

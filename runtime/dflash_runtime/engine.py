@@ -49,11 +49,18 @@ class Engine:
     output is bitwise that of a fresh engine.
     """
 
-    def __init__(self, bundle: Bundle, settings: Settings, max_context: int, proposer: Drafting | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        settings: Settings,
+        max_context: int,
+        proposer: Drafting | None = None,
+        huge_pages: bool | None = None,
+    ) -> None:
         start = time.perf_counter()
         self.bundle, self.max_context = bundle, max_context
         self.tokenizer, self.defaults = Tokenizer(bundle.folder), default_config(bundle.folder)
-        self.models, tuning = load_models(bundle, settings, max_context, proposer)
+        self.models, tuning = load_models(bundle, settings, max_context, proposer, huge_pages)
         self.verify_costs, self.draft_costs = Costs(tuning.verify), Costs(tuning.draft)
         self.context = Context(self.models.target, self.models.proposer)
         drafter = bundle.manifest.drafter
@@ -240,6 +247,7 @@ def load(
     precision: str | None = None,
     kv_precision: str | None = None,
     proposer: Drafting | None = None,
+    huge_pages: bool | None = None,
 ) -> Engine:
     """Open a bundle folder and return an engine.
 
@@ -247,7 +255,9 @@ def load(
     together) to what a quarter of the memory holds, at most 32768; `precision` (f32 or bf16) to what the weights are
     stored in and the CPU can do; `kv_precision` (f32, f16 or bf16) to the same, and u8 saves memory at the price of
     results that are not bit-exact; `proposer` to the bundle's drafter ("dflash"), in a bundle without one to copies of
-    what followed earlier in the text ("lookup"). "dflash+lookup" lets long copies override the drafter.
+    what followed earlier in the text ("lookup"). "dflash+lookup" lets long copies override the drafter. `huge_pages`
+    moves the weights to huge pages (Linux 6.1 and later), which takes from a tenth of a second to some seconds per GB;
+    left out, a load for ONNX Runtime spends up to 2 seconds on it, one for OpenVINO none.
 
     Where `threads` and both precisions are left out, those that `dflash tune --write` found on this machine count.
     """
@@ -260,4 +270,5 @@ def load(
     settings = backend_for(opened.manifest).choose_settings(target.weight_format, threads, precision, kv_precision)
     if max_context is not None and max_context < 2:
         raise RequestError(f"max_context must be at least 2, not {max_context}")
-    return Engine(opened, settings, max_context or default_context(opened.manifest, settings), proposer)
+    context = max_context or default_context(opened.manifest, settings)
+    return Engine(opened, settings, context, proposer, huge_pages)

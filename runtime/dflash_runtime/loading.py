@@ -1,5 +1,6 @@
 """From a bundle to the models that run it: compiles, tests exactness and measures widths unless that is known."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,7 +12,7 @@ from .backends import Backend, backend_for
 from .bundle import Bundle, Embeddings
 from .device import Settings
 from .lookup import LookupProposer, OverrideProposer
-from .memory import physical_memory, releasing_mapped
+from .memory import physical_memory, releasing_mapped, use_huge_pages
 from .models import CachedTarget, Drafter, DraftHead, FullHead
 from .proposers import DFlashProposer
 from .protocols import Proposer
@@ -52,7 +53,11 @@ class Models:
 
 
 def load_models(
-    bundle: Bundle, settings: Settings, max_context: int, drafting: Drafting | None = None
+    bundle: Bundle,
+    settings: Settings,
+    max_context: int,
+    drafting: Drafting | None = None,
+    huge_pages: bool | None = None,
 ) -> tuple[Models, Tuning]:
     """Load a bundle; the first load with given settings also tests and measures, later ones read what was found."""
     drafting = choose_drafting(bundle.manifest, drafting)
@@ -71,6 +76,8 @@ def load_models(
             proposer = dflash = DFlashProposer(drafter, draft_head, head)
             if drafting == "dflash+lookup":
                 proposer = OverrideProposer(dflash, LookupProposer(_OVERRIDING_MATCH))
+    if huge_pages is not False:
+        use_huge_pages(math.inf if huge_pages else backend.huge_pages_seconds)
     models = Models(exact, target, head, drafter, dflash, proposer, drafting, rows, difference)
     if tuning is None or (dflash is not None and not tuning.draft):  # measured without the drafter
         tuning = models.measure(repeats=3)
