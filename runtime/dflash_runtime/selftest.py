@@ -14,7 +14,6 @@ from .protocols import Head, Target
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 8, 11)
 _START = 13  # where the calls of few rows begin
-_COMPARED = 2 * CHUNK  # rows at most: a head over hundreds would take long
 _Outputs = list[NDArray[np.float32]]
 
 
@@ -43,22 +42,23 @@ def _comparisons(target: Target, head: Head, vocabulary: int) -> Iterator[tuple[
     All stand late: the first rows of a context attend to hardly more than themselves.
     """
     tokens = np.random.default_rng(0).integers(0, vocabulary, target.prefill_rows).tolist()
-    wide = row_outputs(target, head, tokens)
+    target.reset()
+    wide = _outputs(target, head, tokens, slice(_START, _START + max(_CANDIDATES)))
     target.reset()
     target.verify(tokens[:CHUNK])
     target.commit(_START)
     for rows in reversed(_CANDIDATES):
-        part = slice(_START, _START + rows)
-        yield rows, [values[part] for values in wide], _outputs(target, head, tokens[part])
+        narrow = _outputs(target, head, tokens[_START : _START + rows], slice(rows))
+        yield rows, [values[:rows] for values in wide], narrow
 
 
 def row_outputs(target: Target, head: Head, tokens: list[int]) -> _Outputs:
-    """Copies of hidden rows, features and logits of the first rows of `tokens`, on an empty context."""
+    """Copies of hidden rows, features and logits of `tokens`, on an empty context."""
     target.reset()
-    return _outputs(target, head, tokens)
+    return _outputs(target, head, tokens, slice(len(tokens)))
 
 
-def _outputs(target: Target, head: Head, tokens: list[int]) -> _Outputs:
+def _outputs(target: Target, head: Head, tokens: list[int], part: slice) -> _Outputs:
     rows = target.verify(tokens)
-    hidden = rows.hidden[:_COMPARED]
-    return [hidden.copy(), rows.features[:_COMPARED].copy(), head(hidden).values.copy()]
+    hidden = rows.hidden[part]
+    return [hidden.copy(), rows.features[part].copy(), head(hidden).values.copy()]
