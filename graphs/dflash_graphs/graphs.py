@@ -8,7 +8,7 @@
 | drafter         | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], caches                          |
 | draft_head      | hidden [T, H]                                   | logits [T, draft vocabulary], probability [T]  |
 
-f32 unless said otherwise. The caches are the ports of `attention.py` (or `cached_attention.py`) and `delta.py`.
+f32 unless said otherwise. The caches are the ports of `attention.py` (or `cached_attention.py`) and `recurrence.py`.
 `hidden` is after the final norm; `features` are the residual stream after the tapped layers, before any norm.
 """
 

@@ -16,6 +16,7 @@ from openvino import opset15 as op
 from openvino.op import Constant
 
 from .manifest import STATES, Port
+from .openvino_loop import repeat
 from .vocabulary import Body, Dim, Value
 from .weights import Array, Matrix
 
@@ -227,37 +228,7 @@ class OpenVinoOps:
         return self._emit(op.gather(x, indices, _index(0)))
 
     def repeat(self, times: Value, shared: Sequence[Value], state: Value, body: Body) -> tuple[Value, Value]:
-        """A Loop inside an If, since a Loop of no runs would still copy what goes in."""
-        outside = [times, *shared, state]
-        outer, inner = ([op.parameter(x.partial_shape, x.element_type) for x in outside] for _ in range(2))
-        index, goes_on = op.parameter([1], np.int32), op.constant(np.array(True)).output(0)
-        part, after = body(index.output(0), [x.output(0) for x in inner[1:-1]], inner[-1].output(0))
-        before = self.reshape(inner[-1].output(0), [-1, *_tail(state)])
-        results = [op.result(x) for x in (goes_on, part, after, before)]
-        loop = op.loop(self.reshape(outer[0].output(0), []), goes_on)
-        loop.set_function(ov.Model(results, [index, *inner], "body"))
-        loop.set_special_body_ports([0, 0])
-        for x, y in zip(outer[:-1], inner[:-1], strict=True):
-            loop.set_invariant_input(y, x.output(0))
-        loop.set_merged_input(inner[-1], outer[-1].output(0), after)
-        parts = loop.get_concatenated_slices(part, 0, 1, 1, -1, 0)
-        then = [op.result(x) for x in (parts, loop.get_iter_value(before, -1))]
-        otherwise = [op.result(op.constant(np.zeros((0, *_tail(x)), np.float32))) for x in (part, state)]
-        branch = op.if_op(self.reshape(self.less(_number(0), times), []))
-        branch.set_then_body(ov.Model(then, outer, "then"))
-        branch.set_else_body(ov.Model(otherwise, [], "else"))
-        for x, y in zip(outside, outer, strict=True):
-            branch.set_input(x, y, None)
-        outputs = [branch.set_output(x, y) for x, y in zip(then, otherwise, strict=True)]
-        return self._shaped(outputs[0], times), self._shaped(outputs[1], self.minimum(times, _number(1)))
-
-    def _shaped(self, x: Value, size: Value) -> Value:
-        """`x`, said to have `size` (i32 [1]) entries along its leading axis.
-
-        The plugin lets tensors of later nodes take the memory of an If's output as soon as they grow, before that is
-        read; a shape that is not constant keeps them apart.
-        """
-        return self._emit(op.reshape(x, op.concat([size, op.constant(np.array(_tail(x), np.int32))], 0), False))
+        return repeat(self._emit, times, shared, state, body)
 
     # the finished graph
 
@@ -305,15 +276,6 @@ def _mark(xml: str, attribute: str, names: set[str]) -> str:
         return f"{layer[:start]}<rt_info>{entry}</rt_info>{layer[start:]}"
 
     return "".join(map(patched, re.split(r"(?=<layer )", xml)))  # those of bodies stand inside others
-
-
-def _tail(x: Value) -> list[int]:
-    """The sizes of all axes but the leading one."""
-    return [size.get_length() for size in list(x.get_partial_shape())[1:]]
-
-
-def _number(value: int) -> Any:
-    return op.constant(np.array([value], np.int32)).output(0)
 
 
 def _index(values: int | Sequence[int]) -> Any:

@@ -1,6 +1,6 @@
 """What the recurrent layers carry from call to call: states at the last chunk boundary and the rows since.
 
-Knows the ports of `dflash_graphs.delta`. Does not know which library runs the graph.
+Knows the ports of `dflash_graphs.recurrence`. Does not know which library runs the graph.
 """
 
 from collections.abc import Container, Sequence
