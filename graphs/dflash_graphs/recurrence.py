@@ -55,7 +55,7 @@ class Recurrence:
                 ops.layers_output(name, self.outputs[name], [-1, width])
             if self.wide_states:
                 sizes = [-1, spec.value_heads, spec.key_dim, spec.value_dim]
-                ops.output("wide_state", ops.concat(self.wide_states, 0), sizes)
+                ops.output("wide_state", ops.reshape(ops.concat(self.wide_states, 0), sizes), sizes)
 
 
 def recurrence(ops: Ops, spec: DeltaSpec, layers: Sequence[int], ids: Value) -> Recurrence:
