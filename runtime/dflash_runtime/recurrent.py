@@ -38,8 +38,8 @@ class RecurrentLayers:
 
     def place(self, pending: int, rows: int) -> None:
         """Say how many rows the next call has; those that do not reach the chunk's end spare the work behind it."""
-        self._boundaries[0] = (pending + rows) // CHUNK
-        is_crossing = pending + rows >= CHUNK
+        self._boundaries[0] = boundaries = (pending + rows) // CHUNK
+        is_crossing = boundaries > 0
         if self._has_window and is_crossing != self._is_crossing:
             self._is_crossing = is_crossing
             self._graph.bind("crossing", np.ones(int(is_crossing), np.float32))
