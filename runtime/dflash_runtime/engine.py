@@ -26,7 +26,7 @@ from .sampling import SpeculativeSampler
 from .stop import StopStrings
 from .structured import Grammars
 from .tokenizer import Tokenizer
-from .width import AdaptiveWidth, Calibration, Costs, FixedWidth, WidthPolicy
+from .width import AdaptiveWidth, Calibration, FixedWidth, WidthPolicy
 
 if TYPE_CHECKING:
     from .session import ChatSession
@@ -61,13 +61,12 @@ class Engine:
         self.bundle, self.max_context = bundle, max_context
         self.tokenizer, self.defaults = Tokenizer(bundle.folder), default_config(bundle.folder)
         self.models, tuning = load_models(bundle, settings, max_context, proposer, huge_pages)
-        self.verify_costs, self.draft_costs = Costs(tuning.verify), Costs(tuning.draft)
+        self.verify_costs, self.draft_costs = tuning.costs()
         self.context = Context(self.models.target, self.models.proposer)
         drafter = bundle.manifest.drafter
         self._widths = AdaptiveWidth(
             Calibration(drafter.block_size if drafter else BLOCK_SIZE),
             Calibration(BLOCK_SIZE),
-            self.models.minimum_rows,
             self.verify_costs,
             self.draft_costs,
         )

@@ -79,7 +79,7 @@ def load_models(
     if huge_pages is not False:
         use_huge_pages(math.inf if huge_pages else backend.huge_pages_seconds)
     models = Models(exact, target, head, drafter, dflash, proposer, drafting, rows, difference)
-    if tuning is None or (dflash is not None and not tuning.draft):  # measured without the drafter
+    if tuning is None or (dflash is not None and not tuning.draft.by_rows):  # measured without the drafter
         tuning = models.measure(repeats=3)
         write_tuning(path, tuning)
     return models, tuning

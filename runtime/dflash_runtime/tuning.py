@@ -21,6 +21,7 @@ from .bundle import Bundle, bundle_key, cache_folder
 from .device import Settings
 from .proposers import DFlashProposer
 from .protocols import Head, Rows, Target
+from .width import Costs
 
 _BUDGET = 0.2  # seconds after which the calls of one width are not repeated
 _LEAST = 0.03  # seconds before which they are
@@ -29,14 +30,26 @@ _STEP = 3  # tokens between two calls that are measured
 WIDTHS = (2, 3, 4, 6, 8, 12, 16)  # and 1
 
 
+class Seconds(msgspec.Struct, frozen=True):
+    """What a call takes by its row count, and what it takes longer if the call before had another one."""
+
+    by_rows: dict[int, float]
+    change: float
+
+
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds by row count: `verify` for target and head, 1 without a draft, `draft` for drafter and draft head."""
+    """`verify` is of target and head, one row being a plain round; `draft` of drafter and draft head, or of nothing."""
 
     settings: Settings
     minimum_rows: int
     difference: float = 0.0  # of logits between row counts, at most; above 0 where no row count is exact
-    verify: dict[int, float]
-    draft: dict[int, float]
+    verify: Seconds
+    draft: Seconds
+
+    def costs(self) -> tuple[Costs, Costs]:
+        """Return what verifying and drafting cost, for a policy to refine."""
+        verify = Costs(self.verify.by_rows, self.verify.change, self.minimum_rows)
+        return verify, Costs(self.draft.by_rows, self.draft.change)
 
 
 def tuning_path(bundle: Bundle, settings: Settings) -> Path:
@@ -68,8 +81,8 @@ def write_tuning(path: Path, tuning: Tuning) -> None:
 
 def measure_costs(
     target: Target, head: Head, dflash: DFlashProposer | None, minimum_rows: int, repeats: int
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Typical seconds by row count, of verifying and of drafting; one row is a plain round.
+) -> tuple[Seconds, Seconds]:
+    """Typical seconds of verifying and of drafting; one row is a plain round.
 
     Both are measured in turn, as decoding has them: each drives the other's weights out of the processor's caches. The
     widths are gone through up and down, since a machine's speed drifts; `repeats` are the calls of one width each time.
@@ -93,25 +106,32 @@ def measure_costs(
     _repeated(partial(once, 1), round(_BUDGET / sum(once(1))))  # a program that has just begun is slower
     counts = (1, *(n for n in WIDTHS if n >= max(2, minimum_rows)))
     times: dict[int, list[tuple[float, float]]] = {n: [] for n in counts}
+    firsts: dict[int, tuple[float, float]] = {}
     for n in (*counts, *reversed(counts)):
+        firsts[n] = once(n)  # on the way back nothing but the row count is new to it
         times[n] += _repeated(partial(once, n), repeats)
-    verify = {n: _typical([seconds for _, seconds in times[n]]) for n in counts}
     target.reset()
+    verify = _seconds({n: (firsts[n][1], [seconds for _, seconds in times[n]]) for n in counts})
     if dflash is None:
-        return verify, {}
+        return verify, Seconds({}, 0.0)
     dflash.rewind(0)
     drafted = [n for n in counts[1:] if n <= dflash.block_size]
-    return verify, {n: _typical([seconds for seconds, _ in times[n]]) for n in drafted}
+    return verify, _seconds({n: (firsts[n][0], [seconds for seconds, _ in times[n]]) for n in drafted})
 
 
 def _repeated(call: Callable[[], tuple[float, float]], repeats: int) -> list[tuple[float, float]]:
-    """What the calls return but the first, which sets up."""
-    call()
     times, spent = [call()], 0.0
     while spent < _BUDGET and (len(times) < repeats or spent < _LEAST):
         times.append(call())
         spent += sum(times[-1])
     return times
+
+
+def _seconds(times: dict[int, tuple[float, Sequence[float]]]) -> Seconds:
+    """From the first call and the ones after it; the widest one's first call followed calls as wide."""
+    typical = {n: _typical(later) for n, (_, later) in times.items()}
+    changes = [first - typical[n] for n, (first, _) in times.items() if n != max(times)]
+    return Seconds(typical, max(0.0, float(np.median(changes))) if changes else 0.0)
 
 
 def _typical(times: Sequence[float]) -> float:

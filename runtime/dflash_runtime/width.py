@@ -51,14 +51,19 @@ class FixedWidth:
 
 
 class Costs:
-    """Seconds by row count: measured where a row count was seen, interpolated in between; refined as rounds finish."""
+    """Seconds by row count: measured where a row count was seen, interpolated in between; refined as rounds finish.
+
+    Another row count than the last call's takes `change` seconds more, as a graph with open shapes is set up anew for
+    it. Calls of fewer than `least` rows are padded to that.
+    """
 
     _RATE = 0.1  # weight of a new observation
     _SHARED = 0.5  # of it that goes to the other row counts
     _OUTLIER = 2.0  # a longer time counts as this, or one hiccup of the machine would outweigh many rounds
 
-    def __init__(self, seconds: dict[int, float]) -> None:
-        self.seconds = dict(seconds)
+    def __init__(self, seconds: dict[int, float], change: float = 0.0, least: int = 1) -> None:
+        self.seconds, self.change = dict(seconds), change
+        self._least, self._last = least, least
 
     def at(self, rows: int) -> float:
         """Return the estimate for a row count, never falling: noise only ever adds, so the lower value is right."""
@@ -70,14 +75,21 @@ class Costs:
         low = min(self.seconds[known[above - 1]], high)
         return low + (high - low) * (rows - known[above - 1]) / (known[above] - known[above - 1])
 
+    def changing(self, rows: int, last: int | None = None) -> float:
+        """Return the seconds that a call takes longer for its row count not being `last`, by default the last one."""
+        return 0.0 if max(rows, self._least) == max(last or self._last, self._least) else self.change
+
     def observe(self, rows: int, seconds: float) -> None:
+        seconds -= self.changing(rows)
+        self._last = rows
         if not self.seconds:
             self.seconds[rows] = seconds
             return
         estimate = self.seconds.get(rows) or self.at(rows)
         change = 1.0 + self._RATE * (min(seconds / estimate, self._OUTLIER) - 1.0)
-        for n in self.seconds:  # a machine that slows down does so at every width
-            self.seconds[n] *= 1.0 + self._SHARED * (change - 1.0)
+        shared = 1.0 + self._SHARED * (change - 1.0)  # a machine that slows down does so at every width
+        self.seconds = {n: x * shared for n, x in self.seconds.items()}
+        self.change *= shared
         self.seconds[rows] = estimate * change
 
 
@@ -148,8 +160,7 @@ class AdaptiveWidth:
     best w <= n would have emitted and cost in recent rounds gives a rate; the best n is drafted next, and its rate is
     r. While drafting loses to plain decoding, trials of it may lose no more than a small share of the time.
 
-    Few row counts are used, and another one than the last call's only where it pays its price: a graph with open shapes
-    is set up anew for it.
+    Few row counts are used, and another one than the last call's only where it pays its price.
 
     One policy serves all requests, as a text is often over before much is learnt about it. Copies come unasked and for
     free: they are weighed by a record of their own and say nothing about drafting.
@@ -159,18 +170,15 @@ class AdaptiveWidth:
     _SAVED = 2.0  # trials that this share may be saved for
     _MEMORY = 0.9  # per draft, of what each number of draft tokens yields
     _ROWS = (1, 2, 4, 8, 12, 16)
-    _CHANGE = 1.08  # what another row count than the last one's multiplies the cost of a verify with
 
-    def __init__(
-        self, calibration: Calibration, copies: Calibration, minimum_rows: int, verify: Costs, draft: Costs
-    ) -> None:
+    def __init__(self, calibration: Calibration, copies: Calibration, verify: Costs, draft: Costs) -> None:
         self._verify, self._draft, self._calibration, self._copies = verify, draft, calibration, copies
-        self._minimum, most = minimum_rows, len(calibration.survival)
+        most = len(calibration.survival)
         self._choices = sorted({min(rows - 1, most) for rows in self._ROWS})  # of tokens to draft or to verify
         self._tokens, self._seconds = dict.fromkeys(self._choices, 0.0), dict.fromkeys(self._choices, 0.0)
         self._lasts = dict.fromkeys(self._choices, 0)  # what would have been verified last
         self._count, self._rate, self._pays = most, 1.0 / verify.at(1), True
-        self._credit, self._is_trial, self._last_rows = self._trial(), False, minimum_rows
+        self._credit, self._is_trial = self._trial(), False
         self._proposal: tuple[Proposal, list[float]] | None = None
 
     def new_text(self) -> None:
@@ -195,12 +203,11 @@ class AdaptiveWidth:
         emitted = _emitted(expected)
         return max(
             (*(w for w in self._choices if w < count), count),
-            key=lambda w: emitted[w] - self._rate * self._verify.at(w + 1) * self._change(w + 1),
+            key=lambda w: emitted[w] - self._rate * (self._verify.at(w + 1) + self._verify.changing(w + 1)),
         )
 
     def record(self, done: Round) -> None:
-        self._verify.observe(done.rows, done.verify_seconds / self._change(done.rows))
-        self._last_rows = max(done.rows, self._minimum)
+        self._verify.observe(done.rows, done.verify_seconds)
         seconds = done.draft_seconds + done.verify_seconds
         self._credit = min(self._credit + self._TRIALS * seconds, self._SAVED * self._trial())
         if self._proposal is None:
@@ -211,7 +218,8 @@ class AdaptiveWidth:
         if not proposal.is_copy:
             self._draft.observe(len(expected) + 1, done.draft_seconds)
             if self._is_trial:
-                self._credit -= max(seconds - len(done.tokens) * self._verify.at(1), 0.0)
+                back = self._verify.changing(1)
+                self._credit -= max(seconds + back - len(done.tokens) * self._verify.at(1), 0.0)
 
     def _plan(self, expected: list[float]) -> None:
         """Choose the draft length and the rate for the coming rounds, given the chances of one more draft."""
@@ -222,7 +230,7 @@ class AdaptiveWidth:
         for n, last in self._lasts.items():
 
             def seconds(w: int, last: int = last) -> float:
-                return verify[w] * (1.0 if w == last else self._CHANGE)
+                return verify[w] + self._verify.changing(w + 1, last + 1)
 
             best = max((w for w in self._choices if w <= n), key=lambda w: emitted[w] - self._rate * seconds(w))
             self._tokens[n] = self._MEMORY * self._tokens[n] + emitted[best]
@@ -232,9 +240,6 @@ class AdaptiveWidth:
         plain, *rates = ((self._tokens[n] / self._seconds[n], n) for n in self._choices)
         rate, self._count = max(rates)
         self._rate, self._pays = max(rate, plain[0]), rate > plain[0]
-
-    def _change(self, rows: int) -> float:
-        return 1.0 if max(rows, self._minimum) == self._last_rows else self._CHANGE
 
 
 def _emitted(survival: list[float]) -> list[float]:

@@ -21,7 +21,7 @@ from dflash_runtime.generation import Result as Generated
 from dflash_runtime.loop import Round
 from dflash_runtime.prompts import BUILT_IN
 from dflash_runtime.recommended import RECOMMENDED, recommend, write_recommended
-from dflash_runtime.tuning import Tuning
+from dflash_runtime.tuning import Seconds, Tuning
 from msgspec.structs import replace
 
 
@@ -170,7 +170,7 @@ def test_tune_prints_costs_and_keeps_the_best_settings(
     shown = run("tune", copy, "--threads", "1", "--precision", "f32", "--kv-precision", "f16,u8", "--write")
     assert shown.exit_code == 0, shown.stderr
     lines = shown.stdout.splitlines()
-    assert lines[0].split() == ["milliseconds", "by", "rows", "1", "2", "3", "4", "6", "8", "12", "16"]
+    assert lines[0].split() == ["milliseconds", "by", "rows", "1", "2", "3", "4", "6", "8", "12", "16", "change"]
     tried = ("f32, KV f16, 1 threads", "f32, KV u8, 1 threads (not bit-exact)")
     for line, (label, part) in zip(lines[1:5], product(tried, ("verify", "draft")), strict=True):
         assert line.startswith(f"{label}, {part} ")
@@ -210,7 +210,7 @@ def test_tune_recommends_nothing_that_is_not_exact(
 
 def test_tune_recommends_what_is_clearly_faster_and_exact() -> None:
     settings = Settings(precision="f32", kv_precision="f32", quantization_group=0, threads=1)
-    tuning = Tuning(settings=settings, minimum_rows=2, verify={2: 1.0}, draft={})
+    tuning = Tuning(settings=settings, minimum_rows=2, verify=Seconds({2: 1.0}, 0.0), draft=Seconds({}, 0.0))
 
     def chosen(*rates: float) -> int:
         exact = [tune._Trial((i, "f32", "f32"), rate > 0, tuning, [9.0, abs(rate)]) for i, rate in enumerate(rates)]

@@ -120,7 +120,7 @@ def test_override_only_by_long_matches_and_then_without_the_drafter() -> None:
 
 
 def policy(copies: Calibration) -> AdaptiveWidth:
-    return AdaptiveWidth(Calibration(16), copies, 2, Costs({2: 1.0, 16: 2.0}), Costs({2: 5.0, 16: 5.0}))
+    return AdaptiveWidth(Calibration(16), copies, Costs({2: 1.0, 16: 2.0}), Costs({2: 5.0, 16: 5.0}))
 
 
 def run(widths: AdaptiveWidth, proposal: Proposal, accepted: int) -> int:

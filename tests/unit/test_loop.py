@@ -97,11 +97,22 @@ def test_a_prompt_is_cut_where_the_next_one_can_resume(prompt: int, pieces: list
     assert [s.length for s in context._snapshots] == ([prompt - pieces[-1]] if prompt > 8 else [])
 
 
-def test_costs_of_a_target_without_drafter() -> None:
-    target = CountingTarget()
+class TimedTarget(CountingTarget):
+    """Takes a second a row on a clock of its own, and five more where the call before had another row count."""
+
+    clock = 0.0
+
+    def verify(self, tokens: Sequence[int]) -> Rows:
+        self.clock += len(tokens) + 5.0 * (not self.calls or len(self.calls[-1]) != len(tokens))
+        return super().verify(tokens)
+
+
+def test_costs_of_a_target_without_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TimedTarget()
+    monkeypatch.setattr("time.perf_counter", lambda: target.clock)
     verify, draft = measure_costs(target, head, None, minimum_rows=3, repeats=2)
-    assert sorted(verify) == [1, 3, 4, 6, 8, 12, 16] and draft == {}
-    assert min(verify.values()) > 0
+    assert verify.by_rows == {1: 3.0, 3: 3.0, 4: 4.0, 6: 6.0, 8: 8.0, 12: 12.0, 16: 16.0} and draft.by_rows == {}
+    assert verify.change == 5.0
     rows = [count for count, _ in groupby(len(call) for call in target.calls)]
     assert rows == [3, 4, 6, 8, 12, 16, 12, 8, 6, 4, 3]  # up and down; a plain round has the fewest rows
     assert target.length == 0

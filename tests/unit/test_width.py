@@ -35,7 +35,7 @@ def _text(kind: str, random: np.random.Generator, at: int) -> np.ndarray:
 
 
 def _rate(policy: WidthPolicy, kind: str, slope: float, draft: float, informed: bool = True) -> float:
-    """Tokens per virtual second; another row count than the last one's costs 8 % more."""
+    """Tokens per virtual second; another row count than the last one's takes 0.08 more."""
     verify_seconds, draft_seconds = _costs(slope, draft)
     random, clock, emitted, last = np.random.default_rng(1), 0.0, 0, 2
     while emitted < TOKENS:
@@ -49,7 +49,7 @@ def _rate(policy: WidthPolicy, kind: str, slope: float, draft: float, informed: 
         accepted = int(np.argmin(np.append(hits, False)))
         spent = draft_seconds(count + 1) if count else 0.0
         rows = max(2, verified + 1)
-        seconds = verify_seconds(rows) * (1.0 if rows == last else 1.08)
+        seconds = verify_seconds(rows) + (0.0 if rows == last else 0.08)
         this, last = Round(verified, accepted, (0,) * (accepted + 1), spent, seconds), rows
         policy.record(this)
         clock += spent + this.verify_seconds
@@ -61,7 +61,7 @@ def _adaptive(slope: float, draft: float) -> AdaptiveWidth:
     verify_seconds, draft_seconds = _costs(slope, draft)
     rows = (2, 4, 8, 16)
     verify, draft_costs = ({n: seconds(n) for n in rows} for seconds in (verify_seconds, draft_seconds))
-    return AdaptiveWidth(Calibration(BLOCK), Calibration(BLOCK), 2, Costs(verify), Costs(draft_costs))
+    return AdaptiveWidth(Calibration(BLOCK), Calibration(BLOCK), Costs(verify, 0.08, 2), Costs(draft_costs))
 
 
 # without probabilities nothing tells the rounds of a changing or mixed text apart beforehand

@@ -19,7 +19,6 @@ from ..engine import Engine, GenerationConfig
 from ..lookup import BLOCK_SIZE
 from ..prompts import Dataset, Encoder, load_dataset
 from ..simulate import Width, bundle_work, predict, read_machine, read_profile, roofline, survival_curve
-from ..width import Costs
 from .bench_report import Report, prediction_json, prediction_lines, report_csv, report_json, report_lines
 from .options import engine_options, load_engine
 
@@ -119,8 +118,7 @@ def _costs(engine: Engine, repeats: int | None) -> tuple[list[float], list[float
     """Seconds of verifying and of drafting 1, 2, … rows: measured now, or without `repeats` as known."""
     models, verify, draft = engine.models, engine.verify_costs, engine.draft_costs
     if repeats is not None:
-        tuning = models.measure(repeats)
-        verify, draft = Costs(tuning.verify), Costs(tuning.draft)
+        verify, draft = models.measure(repeats).costs()
     rows = range(1, (models.dflash.block_size if models.drafting == "dflash" and models.dflash else BLOCK_SIZE) + 1)
     drafting = [0.0 if models.dflash is None else draft.at(n) for n in rows]  # copies cost nothing
     return [verify.at(n) for n in rows], drafting

@@ -25,7 +25,6 @@ from ..prompts import Dataset, Encoder, load_dataset
 from ..recommended import recommend, write_recommended
 from ..simulate import best, predict, read_profile, survival_curve
 from ..tuning import Tuning, tuning_path, write_tuning
-from ..width import Costs
 from .options import KV_PRECISIONS, PRECISIONS
 from .tables import table
 
@@ -65,8 +64,8 @@ class _Trial:
         if self.rates:
             return self.rates[-1]
         survival = survival_curve(read_profile("article"))
-        verify, draft = Costs(self.tuning.verify), Costs(self.tuning.draft)
-        if not self.tuning.draft:
+        verify, draft = self.tuning.costs()
+        if not draft.seconds:
             return 1 / verify.at(1)
         rows = range(1, len(survival) + 2)
         costs = (np.array([part.at(n) for n in rows]) for part in (verify, draft))
@@ -101,8 +100,9 @@ def command(
     """Measure what widths cost on this machine, and find the best settings.
 
     Tries every combination of what is given that this machine can run. Prints milliseconds by number of
-    rows. Without prompts the settings are judged by how an average text would fare. Settings that are not bit-exact
-    are measured and never recommended. Ctrl-C prints what was measured so far.
+    rows, and how many more a call takes when the one before had another number. Without prompts the settings
+    are judged by how an average text would fare. Settings that are not bit-exact are measured and never
+    recommended. Ctrl-C prints what was measured so far.
     """
     combinations = _combinations(bundle, threads, precision, kv_precision)
     dataset = load_dataset(prompts).spread(_SAMPLES) if prompts else None
@@ -179,14 +179,14 @@ def _chosen(trials: Sequence[_Trial]) -> _Trial | None:
 
 
 def _lines(trials: Sequence[_Trial]) -> Iterator[str]:
-    rows = sorted({*trials[0].tuning.verify, *trials[0].tuning.draft})
+    rows = sorted({*trials[0].tuning.verify.by_rows, *trials[0].tuning.draft.by_rows})
     costs = [
-        (f"{trial.label}, {part}", *(_cell(1e3, seconds.get(count)) for count in rows))
+        (f"{trial.label}, {part}", *(_cell(1e3, x) for x in (*map(seconds.by_rows.get, rows), seconds.change)))
         for trial in trials
         for part, seconds in (("verify", trial.tuning.verify), ("draft", trial.tuning.draft))
-        if seconds
+        if seconds.by_rows
     ]
-    yield from table(("milliseconds by rows", *map(str, rows)), costs)
+    yield from table(("milliseconds by rows", *map(str, rows), "change"), costs)
     if trials[0].rates:
         yield ""
         head = ("tokens/s by block size", "plain", *map(str, _BLOCK_SIZES), "adaptive")
