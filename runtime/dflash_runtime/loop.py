@@ -94,7 +94,7 @@ class Decoder:
     def _draft(self, anchor: int, limit: int, stops: Set[int]) -> Sequence[int]:
         if self.proposer is None or self.policy is None:
             return ()
-        most = min(limit, self.target.max_rows - 1)
+        most = min(limit, self.target.max_rows) - 1  # the verify adds a token of its own
         proposal = self.proposer.propose(anchor, min(self.policy.draft_tokens(), most))
         if not proposal.tokens:
             return ()

@@ -84,6 +84,14 @@ def test_a_drafted_stop_and_what_follows_take_no_rows(
     assert target.length == len(emitted)
 
 
+@pytest.mark.parametrize(("limit", "verified"), [(1, [0, 0]), (2, [0, 1]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3, 4])])
+def test_no_more_is_drafted_than_the_limit_lets_out(limit: int, verified: list[int]) -> None:
+    target = CountingTarget()
+    decoder = Decoder(Context(target, Proposes([1, 2, 3, 4])), head, FixedWidth(16), 2)
+    assert list(decoder.round(0, limit, Greedy()).tokens) == list(range(1, min(limit, 5) + 1))
+    assert target.calls == [verified]
+
+
 @pytest.mark.parametrize(
     ("prompt", "pieces"),
     [(8, [8]), (24, [24]), (25, [9, 16]), (80, [64, 16]), (100, [64, 20, 16]), (200, [64, 64, 56, 16])],
