@@ -11,6 +11,8 @@ Keys of more than 128 entries are cut in parts whose products are added: the sum
 not depending on how many columns it is computed with (ONNX Runtime, x86), and a row would depend on P.
 """
 
+import functools
+
 import numpy as np
 
 from .positions import FAR, Positions, number, rotate, visible
@@ -42,13 +44,7 @@ def cached_attention(
     """As `attention.attention`; the cache gets the call's own rows."""
     groups, parts = spec.heads // spec.kv_heads, key_parts(spec.head_dim)
     if causal and window is None and parts == 1 and spec.head_dim % 16 == 0 and spec.rope.dim == spec.head_dim:
-        shape: list[Dim] = [1, spec.kv_heads, capacity, spec.head_dim]
-        past = (ops.input(f"past_key.{layer}", shape), ops.input(f"past_value.{layer}", shape))
-        out, *present = ops.causal_attention(query, key, value, past, at.ids, spec)
-        for name, cache in zip(("key", "value"), present, strict=True):
-            ops.output(f"present_{name}.{layer}", cache, shape)
-        return out
-
+        return _by_kernel(ops, layer, query, key, value, spec, at, capacity)
     query = rotate(ops, query, at, spec.rope, spec.heads, spec.head_dim)
     key = rotate(ops, key, at, spec.rope, spec.kv_heads, spec.head_dim)
     start, width = ops.slice(at.ids, 0, 1, 0), spec.head_dim // parts
@@ -68,14 +64,22 @@ def cached_attention(
     query = ops.reshape(query, [1, parts * spec.kv_heads, -1, width])  # rows of a key head: query head, then token
     scores = ops.matmul(query, keys, transpose_b=True)
     if parts > 1:
-        first, *others = ops.split(scores, [spec.kv_heads] * parts, 1)
-        scores = first
-        for other in others:
-            scores = ops.add(scores, other)
+        scores = functools.reduce(ops.add, ops.split(scores, [spec.kv_heads] * parts, 1))
     mask = _mask(ops, at.ids, start, capacity, window, causal)
     probabilities = ops.softmax(ops.add(scores, ops.concat([mask] * groups, 0)), 3)
     mixed = ops.reshape(ops.matmul(probabilities, values), [spec.heads, -1, spec.head_dim])
     return ops.reshape(ops.transpose(mixed, [1, 0, 2]), [-1, spec.heads * spec.head_dim])
+
+
+def _by_kernel(
+    ops: KernelOps, layer: int, query: Value, key: Value, value: Value, spec: AttentionSpec, at: Positions, size: Dim
+) -> Value:
+    shape: list[Dim] = [1, spec.kv_heads, size, spec.head_dim]
+    past = (ops.input(f"past_key.{layer}", shape), ops.input(f"past_value.{layer}", shape))
+    out, *present = ops.causal_attention(query, key, value, past, at.ids, spec)
+    for name, cache in zip(("key", "value"), present, strict=True):
+        ops.output(f"present_{name}.{layer}", cache, shape)
+    return out
 
 
 def _mask(ops: Ops, ids: Value, start: Value, capacity: Dim, window: int | None, causal: bool) -> Value:
