@@ -62,12 +62,12 @@ class Costs:
     _OUTLIER = 2.0  # a longer time counts as this, or one hiccup of the machine would outweigh many rounds
 
     def __init__(self, seconds: dict[int, float], change: float = 0.0, least: int = 1) -> None:
-        self.seconds, self.change = dict(seconds), change
+        self.seconds, self.change = dict(sorted(seconds.items())), change
         self._least, self._last = least, least
 
     def at(self, rows: int) -> float:
         """Return the estimate for a row count, never falling: noise only ever adds, so the lower value is right."""
-        known = sorted(self.seconds)
+        known = list(self.seconds)
         above = bisect_left(known, rows)
         high = min((self.seconds[n] for n in known[above:]), default=self.seconds[known[-1]])
         if above == 0 or above == len(known) or known[above] == rows:
@@ -90,7 +90,10 @@ class Costs:
         shared = 1.0 + self._SHARED * (change - 1.0)  # a machine that slows down does so at every width
         self.seconds = {n: x * shared for n, x in self.seconds.items()}
         self.change *= shared
+        is_new = rows not in self.seconds
         self.seconds[rows] = estimate * change
+        if is_new:
+            self.seconds = dict(sorted(self.seconds.items()))
 
 
 class Calibration:
@@ -178,7 +181,8 @@ class AdaptiveWidth:
         self._tokens, self._seconds = dict.fromkeys(self._choices, 0.0), dict.fromkeys(self._choices, 0.0)
         self._lasts = dict.fromkeys(self._choices, 0)  # what would have been verified last
         self._count, self._rate, self._pays = most, 1.0 / verify.at(1), True
-        self._credit, self._is_trial = self._trial(), False
+        self._trial = self._credit = self._trial_seconds()
+        self._is_trial = False
         self._proposal: tuple[Proposal, list[float]] | None = None
 
     def new_text(self) -> None:
@@ -187,10 +191,10 @@ class AdaptiveWidth:
 
     def draft_tokens(self) -> int:
         self._proposal = None
-        self._is_trial = not self._pays and self._credit >= self._trial()
+        self._is_trial = not self._pays and self._credit >= self._trial
         return self._count if self._pays or self._is_trial else 0
 
-    def _trial(self) -> float:
+    def _trial_seconds(self) -> float:
         """Seconds that a draft costs, 0 where there is no drafter."""
         return self._draft.at(self._count + 1) if self._draft.seconds else 0.0
 
@@ -209,7 +213,7 @@ class AdaptiveWidth:
     def record(self, done: Round) -> None:
         self._verify.observe(done.rows, done.verify_seconds)
         seconds = done.draft_seconds + done.verify_seconds
-        self._credit = min(self._credit + self._TRIALS * seconds, self._SAVED * self._trial())
+        self._credit = min(self._credit + self._TRIALS * seconds, self._SAVED * self._trial)
         if self._proposal is None:
             return
         proposal, expected = self._proposal
@@ -220,6 +224,7 @@ class AdaptiveWidth:
             if self._is_trial:
                 back = self._verify.changing(1)
                 self._credit -= max(seconds + back - len(done.tokens) * self._verify.at(1), 0.0)
+            self._trial = self._trial_seconds()
 
     def _plan(self, expected: list[float]) -> None:
         """Choose the draft length and the rate for the coming rounds, given the chances of one more draft."""
