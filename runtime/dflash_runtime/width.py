@@ -80,7 +80,7 @@ class Costs:
         return 0.0 if max(rows, self._least) == max(last or self._last, self._least) else self.change
 
     def observe(self, rows: int, seconds: float) -> None:
-        seconds -= self.changing(rows)
+        seconds = max(seconds - self.changing(rows), seconds / 2)  # whatever that price was measured to be
         self._last = rows
         if not self.seconds:
             self.seconds[rows] = seconds

@@ -1,6 +1,7 @@
 """The width policy on simulated texts: a virtual clock, known costs, drafters of every quality."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -127,3 +128,34 @@ def test_costs_interpolate_never_fall_and_limit_outliers() -> None:
     for _ in range(60):
         costs.observe(8, 50.0)
     assert costs.seconds[8] > 40.0  # what lasts is believed
+
+
+def test_costs_know_the_price_of_another_row_count() -> None:
+    costs = Costs({2: 1.0, 8: 2.0}, change=0.5, least=2)
+    assert [costs.changing(n) for n in (1, 2, 8)] == [0.0, 0.0, 0.5]  # one row is padded to two
+    costs.observe(8, 2.5)
+    assert (costs.seconds, costs.change) == ({2: 1.0, 8: 2.0}, 0.5)  # as expected
+    assert [costs.changing(n) for n in (1, 8)] == [0.5, 0.0] and costs.changing(1, 2) == 0.0
+    costs.observe(8, 4.0)
+    assert costs.seconds == pytest.approx({2: 1.05, 8: 2.2}) and costs.change == pytest.approx(0.525)
+    costs = Costs({2: 1.0, 8: 1.0}, change=50.0)  # measured far too high
+    for n in (2, 8) * 50:
+        costs.observe(n, 1.0)
+    assert all(0.4 < seconds < 1.0 for seconds in costs.seconds.values())
+
+
+def test_a_high_price_of_another_row_count_keeps_the_row_count() -> None:
+    def changes(price: float) -> int:
+        verify, draft = Costs({2: 1.0, 16: 1.5}, price, least=2), Costs({2: 0.1, 16: 0.1})
+        policy = AdaptiveWidth(Calibration(BLOCK), Calibration(BLOCK), verify, draft)
+        rows = []
+        for i in range(100):  # every other draft is worthless, and the drafter knows it
+            count, chance = policy.draft_tokens(), (0.02, 0.97)[i % 2]
+            verified = policy.verify_tokens(Proposal([0] * count, [chance] * count)) if count else 0
+            accepted = verified if chance > 0.5 else 0
+            rows.append(max(2, verified + 1))
+            seconds = 1.0 + 0.5 * (rows[-1] - 2) / 14 + price * (i > 0 and rows[-1] != rows[-2])
+            policy.record(Round(verified, accepted, (0,) * (accepted + 1), 0.1 if count else 0.0, seconds))
+        return sum(a != b for a, b in pairwise(rows))
+
+    assert changes(0.0) > 80 and changes(3.0) < 10
