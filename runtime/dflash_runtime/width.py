@@ -75,9 +75,9 @@ class Costs:
         low = min(self.seconds[known[above - 1]], high)
         return low + (high - low) * (rows - known[above - 1]) / (known[above] - known[above - 1])
 
-    def changing(self, rows: int, last: int | None = None) -> float:
-        """Return the seconds that a call takes longer for its row count not being `last`, by default the last one."""
-        return 0.0 if max(rows, self._least) == max(last or self._last, self._least) else self.change
+    def changing(self, rows: int) -> float:
+        """Return the seconds that a call takes longer if its row count is not the last one's."""
+        return 0.0 if max(rows, self._least) == max(self._last, self._least) else self.change
 
     def observe(self, rows: int, seconds: float) -> None:
         seconds = max(seconds - self.changing(rows), seconds / 2)  # whatever that price was measured to be
@@ -179,7 +179,6 @@ class AdaptiveWidth:
         most = len(calibration.survival)
         self._choices = sorted({min(rows - 1, most) for rows in self._ROWS})  # of tokens to draft or to verify
         self._tokens, self._seconds = dict.fromkeys(self._choices, 0.0), dict.fromkeys(self._choices, 0.0)
-        self._lasts = dict.fromkeys(self._choices, 0)  # what would have been verified last
         self._count, self._rate, self._pays = most, 1.0 / verify.at(1), True
         self._trial = self._credit = self._trial_seconds()
         self._is_trial = False
@@ -232,16 +231,11 @@ class AdaptiveWidth:
         # positions not drafted as position alone would have it
         emitted = _emitted(expected + [expected[-1] * s / survival[count - 1] for s in survival[count:]])
         verify = {n: self._verify.at(n + 1) for n in self._choices}
-        for n, last in self._lasts.items():
-
-            def seconds(w: int, last: int = last) -> float:
-                return verify[w] + self._verify.changing(w + 1, last + 1)
-
-            best = max((w for w in self._choices if w <= n), key=lambda w: emitted[w] - self._rate * seconds(w))
+        for n in self._choices:
+            best = max((w for w in self._choices if w <= n), key=lambda w: emitted[w] - self._rate * verify[w])
             self._tokens[n] = self._MEMORY * self._tokens[n] + emitted[best]
-            spent = seconds(best) + (self._draft.at(n + 1) if n else 0.0)
+            spent = verify[best] + (self._draft.at(n + 1) if n else 0.0)
             self._seconds[n] = self._MEMORY * self._seconds[n] + spent
-            self._lasts[n] = best
         plain, *rates = ((self._tokens[n] / self._seconds[n], n) for n in self._choices)
         rate, self._count = max(rates)
         self._rate, self._pays = max(rate, plain[0]), rate > plain[0]

@@ -135,7 +135,7 @@ def test_costs_know_the_price_of_another_row_count() -> None:
     assert [costs.changing(n) for n in (1, 2, 8)] == [0.0, 0.0, 0.5]  # one row is padded to two
     costs.observe(8, 2.5)
     assert (costs.seconds, costs.change) == ({2: 1.0, 8: 2.0}, 0.5)  # as expected
-    assert [costs.changing(n) for n in (1, 8)] == [0.5, 0.0] and costs.changing(1, 2) == 0.0
+    assert [costs.changing(n) for n in (1, 8)] == [0.5, 0.0]
     costs.observe(8, 4.0)
     assert costs.seconds == pytest.approx({2: 1.05, 8: 2.2}) and costs.change == pytest.approx(0.525)
     costs = Costs({2: 1.0, 8: 1.0}, change=50.0)  # measured far too high
