@@ -27,6 +27,7 @@ _BUDGET = 0.2  # seconds after which the calls of one width are not repeated
 _LEAST = 0.03  # seconds before which they are
 _OUTLIER = 1.7  # of the shortest time; how much of a longer one counts
 _STEP = 3  # tokens between two calls that are measured
+_TURNS = 8  # pairs of calls of each of two row counts in turn
 WIDTHS = (2, 3, 4, 6, 8, 12, 16)  # and 1
 
 
@@ -106,17 +107,18 @@ def measure_costs(
     _repeated(partial(once, 1), round(_BUDGET / sum(once(1))))  # a program that has just begun is slower
     counts = (1, *(n for n in WIDTHS if n >= max(2, minimum_rows)))
     times: dict[int, list[tuple[float, float]]] = {n: [] for n in counts}
-    firsts: dict[int, tuple[float, float]] = {}
     for n in (*counts, *reversed(counts)):
-        firsts[n] = once(n)  # on the way back nothing but the row count is new to it
+        once(n)  # sets up
         times[n] += _repeated(partial(once, n), repeats)
+    pairs = [(once(n), once(n)) for n in _TURNS * counts[2:0:-1]]  # the first is behind another row count
+    changes = [max(0.0, float(np.median([first[i] - second[i] for first, second in pairs]))) for i in range(2)]
     target.reset()
-    verify = _seconds({n: (firsts[n][1], [seconds for _, seconds in times[n]]) for n in counts})
+    verify = Seconds({n: _typical([seconds for _, seconds in times[n]]) for n in counts}, changes[1])
     if dflash is None:
         return verify, Seconds({}, 0.0)
     dflash.rewind(0)
     drafted = [n for n in counts[1:] if n <= dflash.block_size]
-    return verify, _seconds({n: (firsts[n][0], [seconds for seconds, _ in times[n]]) for n in drafted})
+    return verify, Seconds({n: _typical([seconds for seconds, _ in times[n]]) for n in drafted}, changes[0])
 
 
 def _repeated(call: Callable[[], tuple[float, float]], repeats: int) -> list[tuple[float, float]]:
@@ -125,13 +127,6 @@ def _repeated(call: Callable[[], tuple[float, float]], repeats: int) -> list[tup
         times.append(call())
         spent += sum(times[-1])
     return times
-
-
-def _seconds(times: dict[int, tuple[float, Sequence[float]]]) -> Seconds:
-    """From the first call and the ones after it; the widest one's first call followed calls as wide."""
-    typical = {n: _typical(later) for n, (_, later) in times.items()}
-    changes = [first - typical[n] for n, (first, _) in times.items() if n != max(times)]
-    return Seconds(typical, max(0.0, float(np.median(changes))) if changes else 0.0)
 
 
 def _typical(times: Sequence[float]) -> float:

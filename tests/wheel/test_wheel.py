@@ -79,7 +79,7 @@ def test_names_of_the_program(program: list[str], scripts: Path) -> None:
 
 
 def test_generates_what_the_test_environment_does(scripts: Path, small_bundle: Callable[[str], Path]) -> None:
-    args = ("generate", small_bundle("f32"), PROMPT, "-n", "24", "--json")
+    args = ("generate", small_bundle("f32"), PROMPT, "-n", "24", "--block-size", "8", "--json")
     here = json.loads(_run(sys.executable, "-m", "dflash_runtime", *args))
     clean = json.loads(_run(scripts / "dflash", *args))
     assert clean["token_ids"] == here["token_ids"] and len(here["token_ids"]) == 24
