@@ -87,6 +87,7 @@ def measure_costs(
 
     Both are measured in turn, as decoding has them: each drives the other's weights out of the processor's caches. The
     widths are gone through up and down, since a machine's speed drifts; `repeats` are the calls of one width each time.
+    The price of another row count is how much longer the first of two calls takes where two row counts take turns.
     """
 
     def once(rows: int) -> tuple[float, float]:

@@ -88,12 +88,9 @@ class Costs:
         estimate = self.seconds.get(rows) or self.at(rows)
         change = 1.0 + self._RATE * (min(seconds / estimate, self._OUTLIER) - 1.0)
         shared = 1.0 + self._SHARED * (change - 1.0)  # a machine that slows down does so at every width
-        self.seconds = {n: x * shared for n, x in self.seconds.items()}
+        refined = {n: x * shared for n, x in self.seconds.items()} | {rows: estimate * change}
+        self.seconds = dict(sorted(refined.items()))
         self.change *= shared
-        is_new = rows not in self.seconds
-        self.seconds[rows] = estimate * change
-        if is_new:
-            self.seconds = dict(sorted(self.seconds.items()))
 
 
 class Calibration:

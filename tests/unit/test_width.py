@@ -128,6 +128,9 @@ def test_costs_interpolate_never_fall_and_limit_outliers() -> None:
     for _ in range(60):
         costs.observe(8, 50.0)
     assert costs.seconds[8] > 40.0  # what lasts is believed
+    costs = Costs({8: 2.0, 2: 1.0})
+    costs.observe(4, 1.3)
+    assert list(costs.seconds) == [2, 4, 8] and 1.0 < costs.at(3) < costs.at(4) < costs.at(6) < 2.0
 
 
 def test_costs_know_the_price_of_another_row_count() -> None:
