@@ -5,8 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from dflash_runtime.device import Settings
 from dflash_runtime.loop import Round
 from dflash_runtime.protocols import Proposal
+from dflash_runtime.tuning import Seconds, Tuning
 from dflash_runtime.width import AdaptiveWidth, Calibration, Costs, FixedWidth, WidthPolicy
 
 BLOCK = 16
@@ -129,6 +131,7 @@ def test_costs_interpolate_never_fall_and_limit_outliers() -> None:
         costs.observe(8, 50.0)
     assert costs.seconds[8] > 40.0  # what lasts is believed
     costs = Costs({8: 2.0, 2: 1.0})
+    assert costs.at(5) == pytest.approx(1.5)
     costs.observe(4, 1.3)
     assert list(costs.seconds) == [2, 4, 8] and 1.0 < costs.at(3) < costs.at(4) < costs.at(6) < 2.0
 
@@ -145,6 +148,13 @@ def test_costs_know_the_price_of_another_row_count() -> None:
     for n in (2, 8) * 50:
         costs.observe(n, 1.0)
     assert all(0.4 < seconds < 1.0 for seconds in costs.seconds.values())
+
+
+def test_costs_of_a_tuning_know_the_fewest_rows() -> None:
+    settings = Settings(precision="f32", kv_precision="f32", quantization_group=0, threads=1)
+    seconds = Seconds({1: 1.0, 2: 1.0}, 0.5)
+    verify, draft = Tuning(settings=settings, minimum_rows=2, verify=seconds, draft=seconds).costs()
+    assert [part.changing(2) for part in (verify, draft)] == [0.0, 0.5]  # a plain verify has two rows as well
 
 
 def test_a_high_price_of_another_row_count_keeps_the_row_count() -> None:
