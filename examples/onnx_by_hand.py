@@ -92,7 +92,9 @@ def one_round(bundle: Path, prompt: list[int]) -> tuple[list[int], list[int]]:
         return table[tokens].astype(np.float32)
 
     def best(hidden: NDArray[Any]) -> list[int]:
-        tokens: list[int] = head.run(hidden=hidden)["logits"].argmax(axis=1).tolist()
+        outputs = head.run(hidden=hidden, drafted=hidden[:0])
+        parts = [array for name, array in outputs.items() if name.startswith("logits.")]  # the lowest ids first
+        tokens: list[int] = np.concatenate(parts, axis=1).argmax(axis=1).tolist()
         return tokens
 
     positions, outputs = target.positions(len(prompt)), target.verify(embedded(prompt))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dflash_graphs.errors import ExportError
-from dflash_graphs.manifest import POSITIONS, TOKENS
+from dflash_graphs.manifest import DRAFTED, POSITIONS, TOKENS
 from dflash_graphs.vocabulary import Dim, Emitter
 
 
@@ -18,7 +18,8 @@ class Backend:
     name: str
     emitter: type[Emitter]
     packages: tuple[str, ...]  # that write its files
-    rows: Dim | None = None  # token rows and cached positions of the graphs; None: as the request says
+    rows: Dim | None = None  # token rows, rows of drafts and cached positions of the graphs; None: as the request says
+    drafted: Dim | None = None
     capacity: Dim | None = None
     blocked: bool = False  # whether integers are unsigned, with a scale for every block of columns
 
@@ -40,6 +41,7 @@ def _onnx() -> Backend:
         emitter=OnnxOps,
         packages=("onnx", "nncf"),
         rows=TOKENS,
+        drafted=DRAFTED,
         capacity=POSITIONS,
         blocked=True,
     )

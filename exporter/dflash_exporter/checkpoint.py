@@ -6,7 +6,7 @@ in blocks of rows, so that the largest table never stands in memory, and every v
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -41,6 +41,11 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def rows(self, start: int, stop: int) -> "Tensor":
+        """Return the rows from `start` to before `stop` as a tensor of their own."""
+        row = self.nbytes // self.shape[0]
+        return replace(self, shape=(stop - start, *self.shape[1:]), offset=self.offset + start * row)
 
     def blocks(self, values: int = BLOCK) -> Iterator[tuple[int, Array]]:
         """Yield (first row, block of rows) in the stored float type, at most `values` values or two rows each.

@@ -137,8 +137,6 @@ def _graph_bytes(target: TargetSpec, drafter: DrafterSpec | None, request: Expor
     total = _matrix_bytes("", (target.vocab_size, target.hidden_size), head)
     total += _trunk_bytes(target, trunk)
     if drafter is not None:
-        draft_rows = min(request.draft_vocabulary, target.vocab_size)
-        total += _matrix_bytes("", (draft_rows, target.hidden_size), draft)
         for name, shape in expected_shapes(drafter).items():
             twice = ".k_proj." in name or ".v_proj." in name  # used for the context and for the block
             total += (1 + twice) * _matrix_bytes(name, shape, draft)

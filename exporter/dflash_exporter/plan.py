@@ -6,6 +6,7 @@ here, over blank weights, so that every problem of a checkpoint but a damaged ma
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from .ratio import with_ratio
 from .shapes import EMBEDDING, expected_shapes, head_name
 from .weights import CheckpointWeights
 
-DRAFT_HEAD = "draft_head"  # not a tensor of its own: the first rows of the head
 TOKENIZER = "tokenizer.json"
 COPIED = (
     TOKENIZER,
@@ -46,7 +46,7 @@ class ExportRequest:
     head at int8; `draft_format` defaults to it. `int4` holds the options of that format, `calibration` token ids of
     texts for those that need some. `capacity` is the number of cached positions the files are written
     for, at most the target's own maximum (a runtime may reshape it). `draft_vocabulary` is how many token ids, from 0
-    up, the drafter's own copy of the head can name. `overwrite` replaces an existing bundle, at the very end.
+    up, drafts are chosen from (where texts need others: all). `overwrite` replaces an existing bundle, at the very end.
     `backend`, openvino or onnx, is the library that will run it.
     """
 
@@ -116,14 +116,15 @@ def make_plan(request: ExportRequest) -> Plan:
     plan = Plan(backend, source.folder, spec, tensors[EMBEDDING], parts=(), int4=int4, texts=texts)
     sizes = _Sizes(backend.rows or CHUNK, backend.capacity or min(request.capacity, spec.max_positions))
     if request.drafter is None:
-        return replace(plan, parts=_target_parts(plan, tensors, target_format, head_format, (), sizes))
+        target = _target_part(plan, tensors, target_format, (), sizes)
+        return replace(plan, parts=(target, _head_part(plan, tensors, head_format, sizes)))
     draft_source = Checkpoint(Path(request.drafter))
     drafter = drafter_spec(draft_source.config, spec, str(draft_source.folder / "config.json"))
     draft_tensors = draft_source.select(expected_shapes(drafter))
-    sizes = replace(sizes, rows=backend.rows or drafter.block_size)
-    parts = _target_parts(plan, tensors, target_format, head_format, drafter.taps, sizes)
-    draft_tensors[DRAFT_HEAD] = _first_rows(tensors[head_name(spec)], request.draft_vocabulary)
-    parts += _drafter_parts(backend, drafter, draft_tensors, draft_format, sizes)
+    sizes = replace(sizes, rows=backend.rows or drafter.block_size, drafted=backend.drafted or drafter.block_size)
+    target = _target_part(plan, tensors, target_format, drafter.taps, sizes)
+    head = _head_part(plan, tensors, head_format, sizes, request.draft_vocabulary)
+    parts = (target, head, *_drafter_parts(backend, drafter, draft_tensors, draft_format, sizes))
     return replace(plan, parts=parts, drafter=drafter, drafter_folder=draft_source.folder)
 
 
@@ -155,35 +156,34 @@ class _Sizes:
 
     rows: Dim
     capacity: Dim
+    drafted: Dim | None = None  # rows of the drafter that its head takes
 
 
-def _target_parts(
-    plan: Plan, tensors: _Tensors, weight_format: Format, head_format: Format, taps: tuple[int, ...], sizes: _Sizes
-) -> tuple[Part, ...]:
+def _target_part(plan: Plan, tensors: _Tensors, weight_format: Format, taps: tuple[int, ...], sizes: _Sizes) -> Part:
     layers = {name: tensor for name, tensor in tensors.items() if name.startswith("layers.")}
-    target = _part(plan.backend, "target", tensors, with_ratio(weight_format, layers))
-    head = _part(plan.backend, "head", tensors, head_format)
-    graphs.target(target.ops, plan.target, target.weights, taps, rows=sizes.rows, capacity=sizes.capacity)
-    graphs.head(head.ops, head.weights.matrix(head_name(plan.target)), rows=sizes.rows)
-    return target, head
+    part = _part(plan.backend, "target", tensors, with_ratio(weight_format, layers))
+    graphs.target(part.ops, plan.target, part.weights, taps, rows=sizes.rows, capacity=sizes.capacity)
+    return part
+
+
+def _head_part(plan: Plan, tensors: _Tensors, weight_format: Format, sizes: _Sizes, first: int | None = None) -> Part:
+    """The head, its `first` ids apart from the others."""
+    whole = tensors[head_name(plan.target)]
+    cuts = [0, *([first] if first is not None and first < whole.shape[0] else []), whole.shape[0]]
+    part = _part(plan.backend, "head", {f"head.{a}": whole.rows(a, b) for a, b in pairwise(cuts)}, weight_format)
+    matrices = [part.weights.matrix(name) for name in part.weights.tensors]
+    graphs.head(part.ops, matrices, rows=sizes.rows, drafted=sizes.drafted)
+    return part
 
 
 def _drafter_parts(
     backend: Backend, spec: DrafterSpec, tensors: _Tensors, weight_format: Format, sizes: _Sizes
 ) -> tuple[Part, ...]:
-    names = ("drafter_context", "drafter", "draft_head")
-    layers = {name: tensor for name, tensor in tensors.items() if name != DRAFT_HEAD}
-    weight_format = with_ratio(weight_format, layers)
-    context, block, head = (_part(backend, name, tensors, weight_format) for name in names)
+    weight_format = with_ratio(weight_format, tensors)
+    context, block = (_part(backend, name, tensors, weight_format) for name in ("drafter_context", "drafter"))
     graphs.drafter_context(context.ops, spec, context.weights, rows=sizes.rows)
     graphs.drafter(block.ops, spec, block.weights, rows=sizes.rows, capacity=sizes.capacity)
-    graphs.draft_head(head.ops, head.weights.matrix(DRAFT_HEAD), rows=sizes.rows)
-    return context, block, head
-
-
-def _first_rows(matrix: Tensor, rows: int) -> Tensor:
-    """The head of a tensor in a file; the most frequent tokens have the lowest ids in a byte-pair vocabulary."""
-    return replace(matrix, shape=(min(rows, matrix.shape[0]), *matrix.shape[1:]))
+    return context, block
 
 
 def _part(backend: Backend, name: str, tensors: _Tensors, weight_format: Format) -> Part:

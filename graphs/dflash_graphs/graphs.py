@@ -3,16 +3,17 @@
 | graph           | inputs                                          | outputs                                        |
 | --------------- | ----------------------------------------------- | ---------------------------------------------- |
 | target          | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], features [T, taps * H], caches  |
-| head            | hidden [T, H]                                   | logits [T, vocabulary]                         |
+| head            | hidden [T, H]                                   | logits.i [T, ids of part i]                    |
+|                 | drafted [D, H], beside a drafter                | draft_logits [D, ids of part 0], probability [D] |
 | drafter_context | features [T, taps * H], position_ids i32 [T]    | key, value [T, kv_width] of every layer         |
 | drafter         | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], caches                          |
-| draft_head      | hidden [T, H]                                   | logits [T, draft vocabulary], probability [T]  |
 
 f32 unless said otherwise. The caches are the ports of `attention.py` (or `cached_attention.py`) and `recurrence.py`.
+The head has its ids in parts, the lowest first: all serve the target, the first one the drafter.
 `hidden` is after the final norm; `features` are the residual stream after the tapped layers, before any norm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -43,16 +44,18 @@ def target(ops: Ops, spec: TargetSpec, weights: Weights, taps: tuple[int, ...], 
         ops.output("features", ops.concat([states[t] for t in taps], 1), [-1, len(taps) * spec.hidden_size])
 
 
-def head(ops: Ops, weight: Matrix, *, rows: Dim) -> None:
-    """Emit the language model head shared by target and drafter."""
-    ops.output("logits", ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight), [-1, weight.shape[0]])
+def head(ops: Ops, parts: Sequence[Matrix], *, rows: Dim, drafted: Dim | None) -> None:
+    """Emit the language model head; `drafted` rows of a drafter meet part 0 alone.
 
-
-def draft_head(ops: Ops, weight: Matrix, *, rows: Dim) -> None:
-    """Emit the head over the draft vocabulary, with the probability of each row's likeliest token."""
-    logits = ops.linear(ops.input("hidden", [rows, weight.shape[1]]), weight)
-    ops.output("logits", logits, [-1, weight.shape[0]])
-    ops.output("probability", ops.reduce_max(ops.softmax(logits, 1)), [-1])
+    A program runs one of the two inputs and leaves the other without rows, so that both share one copy of the weights.
+    """
+    hidden = ops.input("hidden", [rows, parts[0].shape[1]])
+    for i, part in enumerate(parts):
+        ops.output(f"logits.{i}", ops.linear(hidden, part), [rows, part.shape[0]])
+    if drafted is not None:
+        logits = ops.linear(ops.input("drafted", [drafted, parts[0].shape[1]]), parts[0])
+        ops.output("draft_logits", logits, [drafted, parts[0].shape[0]])
+        ops.output("probability", ops.reduce_max(ops.softmax(logits, 1)), [drafted])  # of the likeliest token
 
 
 def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: Dim) -> None:

@@ -11,11 +11,12 @@ import msgspec
 from .errors import BundleError
 from .specs import DrafterSpec, TargetSpec
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST = "dflash.json"
-GRAPHS = ("target", "head", "drafter_context", "drafter", "draft_head")
+GRAPHS = ("target", "head", "drafter_context", "drafter")
 EMBEDDINGS = "embeddings.bin"
-TOKENS, POSITIONS, STATES = "T", "P", "S"  # names of open sizes: token rows, cached positions, states that come out
+# names of open sizes: token rows, those of the head's second input, cached positions, states that come out
+TOKENS, DRAFTED, POSITIONS, STATES = "T", "D", "P", "S"
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ class OnnxGraph:
         self._known: dict[Any, list[str]] = {}
         self._small: list[Any] = []
         self._large: dict[str, list[Array]] = {}  # parts that follow each other along the first axis
+        self._externals: dict[int, tuple[Array, Value]] = {}  # by id of the array
 
     def input(self, name: str, shape: Sequence[Dim], dtype: str = "f32") -> Value:
         self._inputs.setdefault(name, helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
@@ -85,9 +86,10 @@ class OnnxGraph:
         return self._known[key][0]
 
     def _external(self, array: Array, shape: Sequence[int]) -> Value:
-        name = f"weight_{len(self._large)}"
-        self._large[name] = [array.reshape(shape)]
-        return name
+        if id(array) not in self._externals:
+            name = f"weight_{len(self._large)}"
+            self._large[name], self._externals[id(array)] = [array.reshape(shape)], (array, name)
+        return self._externals[id(array)][1]
 
     def label(self, name: str, value: Value) -> Value:
         next(node for node in reversed(self._nodes) if value in node.output).name = name

@@ -3,6 +3,7 @@
 Knows nodes and the weights behind them. Does not know what they are for.
 """
 
+from collections import Counter
 from typing import Any
 
 from onnx import helper
@@ -19,9 +20,10 @@ def join_products(nodes: list[Any], large: dict[str, list[Array]]) -> list[Any]:
     group are put together under the name of the first.
     """
     groups: dict[Any, list[Any]] = {}
+    readers_of = Counter(name for node in nodes for name in node.input)
     for node in nodes:
         weights = node.input[1:]
-        if node.op_type in ("Gemm", "MatMulNBits") and all(name in large for name in weights):
+        if node.op_type in ("Gemm", "MatMulNBits") and all(name in large and readers_of[name] == 1 for name in weights):
             layout = [(large[name][0].dtype, large[name][0].shape[1:]) for name in weights]
             attributes = [attribute.SerializeToString() for attribute in node.attribute if attribute.name != "N"]
             if _columns(node, large) < _NARROW:

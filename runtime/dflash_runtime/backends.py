@@ -35,6 +35,10 @@ class Graph(Protocol):
 
     def run(self) -> None: ...
 
+    def twin(self) -> "Graph":
+        """Return the same graph with ports of its own; only one of them can run at a time."""
+        ...
+
     def output(self, name: str) -> NDArray[Any]:
         """A view of the output, valid until the next run."""
         ...

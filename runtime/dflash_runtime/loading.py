@@ -13,7 +13,7 @@ from .bundle import Bundle, Embeddings
 from .device import Settings
 from .lookup import LookupProposer, OverrideProposer
 from .memory import physical_memory, releasing_mapped, use_huge_pages
-from .models import CachedTarget, Drafter, DraftHead, FullHead
+from .models import CachedTarget, Drafter, LanguageModelHead
 from .proposers import DFlashProposer
 from .protocols import Proposer
 from .selftest import largest_difference, smallest_exact_rows
@@ -32,7 +32,7 @@ class Models:
 
     settings: Settings
     target: CachedTarget
-    head: FullHead
+    head: LanguageModelHead
     drafter: Drafter | None
     dflash: DFlashProposer | None
     proposer: Proposer  # `dflash`, prompt lookup or both
@@ -72,8 +72,7 @@ def load_models(
         if drafting != "lookup":
             own = _own_settings(backend, bundle, "drafter", exact)
             drafter = Drafter(backend, bundle, embeddings, own, max_context)
-            draft_head = DraftHead(backend, bundle, _own_settings(backend, bundle, "draft_head", exact))
-            proposer = dflash = DFlashProposer(drafter, draft_head, head)
+            proposer = dflash = DFlashProposer(drafter, head)
             if drafting == "dflash+lookup":
                 proposer = OverrideProposer(dflash, LookupProposer(_OVERRIDING_MATCH))
     if huge_pages is not False:
@@ -114,12 +113,12 @@ def _load_exact(
     settings: Settings,
     max_context: int,
     tuning: Tuning | None,
-) -> tuple[Settings, CachedTarget, FullHead, int, float]:
+) -> tuple[Settings, CachedTarget, LanguageModelHead, int, float]:
     """Load target and head; when they fail the exactness self-test, with the backend's next settings."""
     for attempt in (tuning.settings,) if tuning else backend.attempts(settings):
         target = CachedTarget(backend, bundle, embeddings, attempt, max_context)
         own = _own_settings(backend, bundle, "head", attempt)
-        head = FullHead(backend, bundle, own if attempt.quantization_group else own.without_quantization())
+        head = LanguageModelHead(backend, bundle, own if attempt.quantization_group else own.without_quantization())
         if tuning:
             return attempt, target, head, tuning.minimum_rows, tuning.difference
         vocabulary = bundle.manifest.target.vocab_size

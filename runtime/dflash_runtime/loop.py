@@ -61,9 +61,7 @@ class Decoder:
             done += len(piece)
             if done == len(tokens):
                 first = max(0, len(piece) - self.minimum_rows)
-                logits = self.head(rows.hidden[first : first + self.minimum_rows])
-                last = len(piece) - 1 - first
-                logits = Logits(logits.values[last:])
+                logits = self.head(rows.hidden[first : first + self.minimum_rows]).since(len(piece) - 1 - first)
             self.context.commit(piece, rows)
             if progress is not None:
                 progress(done)

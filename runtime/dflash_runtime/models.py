@@ -1,4 +1,4 @@
-"""Target, heads and drafter: what to put into the graphs of a bundle and what to make of their outputs.
+"""Target, head and drafter: what to put into the graphs of a bundle and what to make of their outputs.
 
 Knows positions, caches and commits. Does not know which library runs the graphs (`backends`). A commit moves counters
 and at most one pointer per recurrent layer.
@@ -104,34 +104,33 @@ class CachedTarget:
         return True
 
 
-class FullHead:
-    """Implements `protocols.Head`."""
+class LanguageModelHead:
+    """Implements `protocols.Head`; `draft` serves the drafter from the same weights."""
 
     def __init__(self, backend: Backend, bundle: Bundle, settings: Settings) -> None:
-        self._graph = backend.graph(bundle, "head", settings)
-        self(np.zeros((2, bundle.manifest.target.hidden_size), np.float32))
+        self._target = backend.graph(bundle, "head", settings)
+        outputs = {port.name: port.shape for port in bundle.manifest.graphs["head"].outputs}
+        self._parts = [name for name in outputs if name.startswith("logits.")]
+        self.draft_vocabulary = int(outputs["logits.0"][1])  # `draft` names the ids below
+        width = bundle.manifest.target.hidden_size
+        if bundle.manifest.drafter is not None:
+            self._drafter = self._target.twin()
+            self._drafter.bind("hidden", np.zeros((0, width), np.float32))
+            self._target.bind("drafted", np.zeros((0, width), np.float32))
+            self.draft(np.zeros((2, width), np.float32))
+        self(np.zeros((2, width), np.float32))
 
     def __call__(self, hidden: FloatRows) -> Logits:
-        self._graph.bind("hidden", hidden)
-        self._graph.run()
-        return Logits(self._graph.output("logits"))
+        self._target.bind("hidden", hidden)
+        self._target.run()
+        return Logits([self._target.output(name) for name in self._parts])
 
-
-class DraftHead:
-    """The head's rows for the ids below `vocabulary`, with the drafter's confidence."""
-
-    def __init__(self, backend: Backend, bundle: Bundle, settings: Settings) -> None:
-        self._graph = backend.graph(bundle, "draft_head", settings)
-        logits = next(port for port in bundle.manifest.graphs["draft_head"].outputs if port.name == "logits")
-        self.vocabulary = int(logits.shape[1])
-        self(np.zeros((2, bundle.manifest.target.hidden_size), np.float32))
-
-    def __call__(self, hidden: FloatRows) -> tuple[Tokens, FloatRows]:
+    def draft(self, hidden: FloatRows) -> tuple[Tokens, FloatRows]:
         """Return the likeliest token of each row and its probability, both [T]."""
-        self._graph.bind("hidden", hidden)
-        self._graph.run()
-        tokens: Tokens = self._graph.output("logits").argmax(axis=1)  # the plugin's TopK takes far longer
-        probabilities: FloatRows = self._graph.output("probability")
+        self._drafter.bind("drafted", hidden)
+        self._drafter.run()
+        tokens: Tokens = self._drafter.output("draft_logits").argmax(axis=1)  # the plugin's TopK takes far longer
+        probabilities: FloatRows = self._drafter.output("probability")
         return tokens, probabilities
 
 

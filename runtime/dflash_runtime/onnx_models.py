@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from dflash_graphs.errors import RequestError
-from dflash_graphs.manifest import TOKENS, Graph
+from dflash_graphs.manifest import DRAFTED, TOKENS, Graph
 from numpy.typing import NDArray
 
 from .backends import is_same_memory, layer_ports
 from .bundle import Bundle
 from .device import Settings, cpu_name
 
+_ROWS = (TOKENS, DRAFTED)
 _STEP = 128  # cached positions a cache grows by
 _BLOCK = 64  # columns at most that share a scale, also that of the activations, in integer products
 
@@ -24,24 +25,21 @@ _BLOCK = 64  # columns at most that share a scale, also that of the activations,
 class SessionGraph:
     """A session with its bound memory; implements `backends.Graph`."""
 
-    def __init__(self, path: str, threads: int) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # threads of other sessions need the cores
-        self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self._binding = self._session.io_binding()
-        self._token_inputs = {port.name for port in self._session.get_inputs() if port.shape[0] == TOKENS}
-        self._token_outputs = {p.name: tuple(p.shape[1:]) for p in self._session.get_outputs() if p.shape[0] == TOKENS}
-        ports = [port.name for port in (*self._session.get_inputs(), *self._session.get_outputs())]
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session, self._binding = session, session.io_binding()
+        self._inputs = {port.name: port.shape[0] for port in session.get_inputs() if port.shape[0] in _ROWS}
+        self._outputs = {port.name: tuple(port.shape) for port in session.get_outputs() if port.shape[0] in _ROWS}
+        ports = [port.name for port in (*session.get_inputs(), *session.get_outputs())]
         names = {port.rpartition(".")[0] for port in ports if "." in port}
         self._layers = {name: layer_ports(ports, name) for name in names}
         self._bound: dict[str, NDArray[Any]] = {}
-        self._rows = self._run_rows = 0
+        self._memory: dict[str, NDArray[np.float32]] = {}  # of outputs with the most rows so far
+        self._rows: dict[str, int] = {}
+        self._run_rows: dict[str, int] = {}
 
     def bind(self, name: str, array: NDArray[Any]) -> None:
-        if name in self._token_inputs:
-            self._rows = len(array)
+        if name in self._inputs:
+            self._rows[self._inputs[name]] = len(array)
         self._bind(self._binding.bind_input, name, array)
 
     def bind_output(self, name: str, array: NDArray[Any]) -> None:
@@ -60,11 +58,17 @@ class SessionGraph:
         for port, part in zip(self._layers[name], array, strict=True):
             self.bind_output(port, part)
 
+    def twin(self) -> "SessionGraph":
+        return SessionGraph(self._session)
+
     def run(self) -> None:
         if self._rows != self._run_rows:
-            for name, shape in self._token_outputs.items():
-                self.bind_output(name, np.empty((self._rows, *shape), np.float32))
-            self._run_rows = self._rows
+            for name, (size, *shape) in self._outputs.items():
+                rows = self._rows[size]
+                if name not in self._memory or len(self._memory[name]) < rows:
+                    self._memory[name] = np.empty((rows, *shape), np.float32)
+                self.bind_output(name, self._memory[name][:rows])
+            self._run_rows = dict(self._rows)
         self._session.run_with_iobinding(self._binding)
 
     def output(self, name: str) -> NDArray[Any]:
@@ -150,7 +154,11 @@ class OnnxBackend:
         return (settings,)  # the graphs say how to compute
 
     def graph(self, bundle: Bundle, name: str, settings: Settings) -> SessionGraph:
-        return SessionGraph(str(bundle.graph(name)), settings.threads)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = settings.threads
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # threads of other sessions need the cores
+        return SessionGraph(ort.InferenceSession(bundle.graph(name), options, providers=["CPUExecutionProvider"]))
 
     def attention_graph(
         self, bundle: Bundle, name: str, settings: Settings, capacity: int

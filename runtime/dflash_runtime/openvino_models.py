@@ -18,7 +18,6 @@ from .backends import is_same_memory, layer_ports
 from .bundle import Bundle
 from .device import Settings, choose_settings, precisions
 from .paged import BLOCK, PagedLayer, use_paged_attention
-from .protocols import Properties
 
 _KV_TYPES = {
     "f32": (np.float32, ov.Type.f32),
@@ -31,8 +30,8 @@ _KV_TYPES = {
 class CompiledGraph:
     """A compiled graph with one request; implements `backends.Graph`."""
 
-    def __init__(self, core: ov.Core, model: ov.Model, properties: Properties) -> None:
-        compiled = core.compile_model(model, "CPU", properties)
+    def __init__(self, compiled: ov.CompiledModel) -> None:
+        self._compiled = compiled
         self._request = compiled.create_infer_request()
         self._outputs = {port.get_any_name(): port for port in compiled.outputs}
         self.input_shapes = {port.get_any_name(): port.get_partial_shape() for port in compiled.inputs}
@@ -57,6 +56,9 @@ class CompiledGraph:
             self._taking_turns[id(array)] = (array, tensors)
         for port, tensor in self._taking_turns[id(array)][1]:
             self._request.set_tensor(port, tensor)
+
+    def twin(self) -> "CompiledGraph":
+        return CompiledGraph(self._compiled)
 
     def run(self) -> None:
         self._request.start_async()  # `infer` would copy every output: states and logits, tens of megabytes
@@ -152,7 +154,7 @@ class OpenVinoBackend:
         model = _open_tokens(self._core.read_model(bundle.graph(name)))
         if name == "drafter_context":
             model = _cast_outputs(model, _KV_TYPES[settings.kv_precision][1])
-        return CompiledGraph(self._core, model, settings.properties())
+        return self._compile(model, settings)
 
     def attention_graph(
         self, bundle: Bundle, name: str, settings: Settings, capacity: int
@@ -161,8 +163,11 @@ class OpenVinoBackend:
         single = name == "target" and _gains_by_single_rows(bundle.manifest.graphs[name].weight_format)
         model = self._core.read_model(bundle.graph(name))
         use_paged_attention(model, spec, layers, single)
-        graph = CompiledGraph(self._core, _open_tokens(model), settings.properties())
+        graph = self._compile(_open_tokens(model), settings)
         return graph, _PagedCache(graph, layers, capacity, settings.kv_precision)
+
+    def _compile(self, model: ov.Model, settings: Settings) -> CompiledGraph:
+        return CompiledGraph(self._core.compile_model(model, "CPU", settings.properties()))
 
 
 def backend() -> OpenVinoBackend:
@@ -184,7 +189,7 @@ def _gains_by_single_rows(weight_format: str) -> bool:
 
 def _open_tokens(model: ov.Model) -> ov.Model:
     """Open the token axis of a graph."""
-    open_ports = ("embeddings", "position_ids", "hidden", "features", "crossing")
+    open_ports = ("embeddings", "position_ids", "hidden", "drafted", "features", "crossing")
     ports = [port for port in model.inputs if port.get_any_name() in open_ports]
     model.reshape({p: ov.PartialShape([-1, *(d.get_length() for d in list(p.partial_shape)[1:])]) for p in ports})
     return model

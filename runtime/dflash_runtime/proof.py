@@ -22,7 +22,7 @@ class Recorder:
     def choose(self, logits: Logits, drafts: Sequence[int], position: int) -> list[int]:
         tokens = Greedy().choose(logits, drafts, position)
         for i in range(len(tokens)):
-            self.rows[position + i] = logits.values[i].copy()
+            self.rows[position + i] = logits.row(i)
         return tokens
 
 
@@ -50,10 +50,10 @@ class Comparer:
             if expected is None:  # past the recording's end
                 continue
             self.checked += 1
-            if self.first is None and not np.array_equal(expected, logits.values[i]):
+            if self.first is None and not np.array_equal(expected, logits.row(i)):
                 best = np.partition(expected, -2)[-2:]
                 gap = float(best[1] - best[0])
-                self.first = Difference(position + i, float(np.abs(expected - logits.values[i]).max()), gap)
+                self.first = Difference(position + i, float(np.abs(expected - logits.row(i)).max()), gap)
         return tokens
 
 

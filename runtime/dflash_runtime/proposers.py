@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .models import Drafter, DraftHead
-from .protocols import FloatRows, Head, Proposal, Rows
+from .models import Drafter, LanguageModelHead
+from .protocols import FloatRows, Proposal, Rows
 
 _MOST_WAITING = 256  # rows of features kept until the next draft
 
@@ -13,23 +13,22 @@ _MOST_WAITING = 256  # rows of features kept until the next draft
 class DFlashProposer:
     """The drafter fills a block of masks in one pass; a head names the tokens.
 
-    Features wait until the next draft, so plain rounds in between cost a copy and no inference. The draft head knows
-    the first ids of a large vocabulary only; where the text keeps leaving them, the target's own head takes over.
+    Features wait until the next draft, so plain rounds in between cost a copy and no inference. A draft looks at the
+    first ids of a large vocabulary only; where the text keeps leaving them, at all.
     """
 
-    _MISSES = 0.02  # share of emitted tokens outside the draft vocabulary that calls for the full head
+    _MISSES = 0.02  # share of emitted tokens outside the draft vocabulary that calls for all ids
 
-    def __init__(self, drafter: Drafter, draft_head: DraftHead | None, head: Head) -> None:
-        self._drafter, self._draft_head, self._head = drafter, draft_head, head
+    def __init__(self, drafter: Drafter, head: LanguageModelHead) -> None:
+        self._drafter, self._head = drafter, head
         self.block_size, self.feature_width = drafter.spec.block_size, drafter.spec.feature_width
         self._waiting: list[FloatRows] = []
         self._missing = 0.0
 
     def observe(self, tokens: Sequence[int], rows: Rows) -> None:
         self._waiting.append(rows.features[: len(tokens)].copy())
-        if self._draft_head is not None:
-            for token in tokens:
-                self._missing += 0.02 * ((token >= self._draft_head.vocabulary) - self._missing)
+        for token in tokens:
+            self._missing += 0.02 * ((token >= self._head.draft_vocabulary) - self._missing)
         if sum(map(len, self._waiting)) >= _MOST_WAITING:
             self._extend()
 
@@ -38,9 +37,10 @@ class DFlashProposer:
             return Proposal(())
         self._extend()
         hidden = self._drafter.block(anchor, min(count + 1, self.block_size))[1:]
-        if self._draft_head is None or self._missing > self._MISSES:
-            return Proposal(self._head(hidden).values.argmax(axis=1).tolist())
-        tokens, probabilities = self._draft_head(hidden)
+        if self._missing > self._MISSES:
+            logits = self._head(hidden)
+            return Proposal([logits.likeliest(row) for row in range(len(hidden))])
+        tokens, probabilities = self._head.draft(hidden)
         return Proposal(tokens.tolist(), probabilities.tolist())
 
     def rewind(self, length: int) -> None:

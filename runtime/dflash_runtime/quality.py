@@ -58,6 +58,6 @@ def _logits(engine: Engine, piece: Sequence[int]) -> NDArray[np.float64]:
     """Logits after each token of `piece`, which is committed."""
     models = engine.models
     rows = models.target.verify([*piece, *[0] * (models.minimum_rows - len(piece))])
-    logits = models.head(rows.hidden).values[: len(piece)].astype(np.float64)
+    logits = models.head(rows.hidden).copy()[: len(piece)].astype(np.float64)
     models.target.commit(len(piece))
     return logits

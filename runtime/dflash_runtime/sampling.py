@@ -139,13 +139,17 @@ class SpeculativeSampler:
         return chosen
 
     def _choose(self, logits: Logits, row: int, position: int) -> int:
-        raw = logits.values[row]
-        scores = self._scores(raw)
+        banned = self._banned() if self._bans else []
+        alters = self._alters or bool(banned)
+        if not alters and self.config.temperature == 0 and self.config.logprobs is None:
+            return logits.likeliest(row)  # spares the copy
+        raw = logits.row(row)
+        scores = self._scores(raw, banned) if alters else raw
         if self.config.temperature > 0:
             ids, weights = self._candidates(scores)
             token = int(ids[_invert(weights, uniform(self.seed, position))])
         else:
-            token = logits.likeliest(row) if scores is raw else int(scores.argmax())
+            token = int(scores.argmax())
         if self.config.logprobs is not None:
             self.logprobs.append(_logprobs(raw, token, self.config.logprobs))
         return token
@@ -159,11 +163,8 @@ class SpeculativeSampler:
         if self.constraint is not None:
             self.constraint.advance(token)
 
-    def _scores(self, raw: _Scores) -> _Scores:
-        """Steps 1 to 4 and the constraint; `raw` itself where none of them applies."""
-        banned = self._banned() if self._bans else []
-        if not (self._alters or banned):
-            return raw
+    def _scores(self, raw: _Scores, banned: list[int]) -> _Scores:
+        """Steps 1 to 4 and the constraint."""
         scores = raw.copy()
         scores[self._biased] += self._bias
         if self._penalizes:

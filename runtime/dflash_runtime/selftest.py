@@ -61,4 +61,4 @@ def row_outputs(target: Target, head: Head, tokens: list[int]) -> _Outputs:
 def _outputs(target: Target, head: Head, tokens: list[int], part: slice) -> _Outputs:
     rows = target.verify(tokens)
     hidden = rows.hidden[part]
-    return [hidden.copy(), rows.features[part].copy(), head(hidden).values.copy()]
+    return [hidden.copy(), rows.features[part].copy(), head(hidden).copy()]

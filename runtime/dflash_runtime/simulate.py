@@ -142,8 +142,13 @@ def bundle_work(manifest: Manifest) -> tuple[list[Work], list[Work]]:
         size = manifest.files[graph.file.removesuffix(".xml") + ".bin"].size
         return Work(size, size * 8 // _BITS[graph.weight_format])
 
-    drafting = [name for name in ("drafter_context", "drafter", "draft_head") if name in manifest.graphs]
-    return [work("target"), work("head")], [work(name) for name in drafting]
+    target, head = work("target"), work("head")
+    if manifest.drafter is None:
+        return [target, head], []
+    ids = next(port.shape[1] for port in manifest.graphs["head"].outputs if port.name == "draft_logits")
+    share = int(ids) / manifest.target.vocab_size
+    drafted = Work(round(head.weight_bytes * share), round(head.parameters * share))
+    return [target, head], [work("drafter_context"), work("drafter"), drafted]
 
 
 def _read(path: Path, kind: type[_Described]) -> _Described:

@@ -129,7 +129,7 @@ def _cut_outputs(models: Models, tokens: list[int], start: int) -> list[NDArray[
     for begin, end in pairwise(cuts):
         piece = tokens[begin:end]
         rows = target.verify(piece + [0] * (models.minimum_rows - len(piece)))
-        logits = models.head(rows.hidden).values
+        logits = models.head(rows.hidden).copy()
         parts.append([out[: len(piece)].copy() for out in (rows.hidden, rows.features, logits)])
         target.commit(len(piece))
     target.reset()

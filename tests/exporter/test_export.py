@@ -81,14 +81,10 @@ def test_every_family_with_and_without_a_drafter(
 def test_options(request_: ExportRequest) -> None:
     request = replace(request_, head_format="int8", draft_format="bf16", capacity=9999, draft_vocabulary=40)
     graphs = read_manifest(export(request)).graphs
-    assert [graphs[name].weight_format for name in ("target", "head", "drafter", "draft_head")] == [
-        "f32",
-        "int8",
-        "bf16",
-        "bf16",
-    ]
+    assert [graphs[name].weight_format for name in ("target", "head", "drafter")] == ["f32", "int8", "bf16"]
     assert {port.name: port.shape for port in graphs["target"].inputs}["past_key.3"] == (2, 512, 32)
-    assert {port.name: port.shape for port in graphs["draft_head"].outputs}["logits"] == (8, 40)
+    logits = {port.name: port.shape for port in graphs["head"].outputs}
+    assert (logits["logits.0"], logits["logits.1"], logits["draft_logits"]) == ((8, 40), (8, 56), (8, 40))
 
 
 def test_sources_of_a_hub_cache(request_: ExportRequest) -> None:

@@ -56,7 +56,7 @@ def small_disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", disk], capture_output=True)
 
 
-@pytest.mark.parametrize("size", ["100k", "1500k", "5m", "21m"])  # full in the embeddings, the graphs, the small files
+@pytest.mark.parametrize("size", ["100k", "1500k", "5m", "20850k"])  # in the embeddings, the graphs, the small files
 def test_disk_that_fills_up_while_writing(
     pair_folder: Path, small_disk: Any, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
@@ -86,7 +86,7 @@ def test_existing_bundle_is_kept_unless_overwriting_succeeds(request_: ExportReq
         export(request_)
 
     def fail(part: str, done: int, total: int) -> None:
-        if part == "draft_head":
+        if part == "drafter":
             raise KeyboardInterrupt
 
     replacing = replace(request_, weight_format="bf16", overwrite=True)

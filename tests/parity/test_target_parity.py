@@ -45,7 +45,7 @@ def test_logits_and_features_equal_transformers(pair: tuple[Any, Engine], sizes:
         count = min(next(size), TOKENS - done)
         padding = [0] * max(0, engine.models.minimum_rows - count)
         rows = engine.models.target.verify([*tokens[done : done + count], *padding])
-        found = engine.models.head(rows.hidden).values[:count]
+        found = engine.models.head(rows.hidden).copy()[:count]
         scale = np.abs(logits).max()
         assert np.abs(found - logits[done : done + count]).max() <= 1e-4 * scale
         wanted = features[done : done + count]

@@ -60,7 +60,7 @@ class Proposes:
 
 
 def head(hidden: FloatRows) -> Logits:
-    return Logits(np.eye(VOCABULARY, dtype=np.float32)[hidden[:, 0].astype(int)])
+    return Logits([np.eye(VOCABULARY, dtype=np.float32)[hidden[:, 0].astype(int)]])
 
 
 @pytest.mark.parametrize(

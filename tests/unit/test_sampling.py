@@ -109,7 +109,7 @@ class Toy:
 
 
 def head(hidden: FloatRows) -> Logits:
-    return Logits(hidden)
+    return Logits([hidden])
 
 
 class Informed:
@@ -199,11 +199,11 @@ class AcceptsLikelyDrafts(SpeculativeSampler):
     """Wrong: takes a draft that is merely likely."""
 
     def choose(self, logits: Logits, drafts: Sequence[int], position: int) -> list[int]:
-        chosen = super().choose(Logits(logits.values[:1]), (), position)
-        if drafts and self.takes(logits.values[0], drafts[0], position):
+        chosen = super().choose(Logits([part[:1] for part in logits.parts]), (), position)
+        if drafts and self.takes(logits.row(0), drafts[0], position):
             chosen = [drafts[0]]
         if drafts and chosen[0] == drafts[0]:
-            chosen += self.choose(Logits(logits.values[1:]), drafts[1:], position + 1)
+            chosen += self.choose(logits.since(1), drafts[1:], position + 1)
         return chosen
 
     def takes(self, scores: FloatRows, draft: int, position: int) -> bool:

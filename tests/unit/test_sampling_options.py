@@ -18,7 +18,7 @@ ALARM = 1e-6
 
 def rows(*values: list[float]) -> Logits:
     array = np.array(values, np.float32)
-    return Logits(array)
+    return Logits([array])
 
 
 def drawn(row: list[float], seeds: int = 300, **options: Any) -> set[int]:
@@ -29,7 +29,7 @@ def drawn(row: list[float], seeds: int = 300, **options: Any) -> set[int]:
 
 def test_greedy_takes_the_likeliest_of_each_row_up_to_the_first_wrong_draft() -> None:
     sampler = SpeculativeSampler(SamplingConfig(), 4)
-    logits = Logits(np.eye(4, dtype=np.float32)[[3, 1, 2, 0]])
+    logits = Logits([np.eye(4, dtype=np.float32)[[3, 1, 2, 0]]])
     assert sampler.choose(logits, [3, 1, 0], 0) == [3, 1, 2]
     assert sampler.choose(logits, [3, 1, 2], 3) == [3, 1, 2, 0]
     assert sampler.choose(logits, [], 7) == [3]
@@ -91,10 +91,10 @@ def test_truncations_keep_what_they_say() -> None:
 
 def test_every_draft_is_accepted_that_equals_the_draw() -> None:
     table = np.random.default_rng(0).normal(size=(40, 50)).astype(np.float32)
-    logits = Logits(table)
+    logits = Logits([table])
     config = SamplingConfig(temperature=1.0, seed=1)
     one, block = SpeculativeSampler(config, 50), SpeculativeSampler(config, 50)
-    alone = [one.choose(Logits(table[i : i + 1]), (), i)[0] for i in range(40)]
+    alone = [one.choose(Logits([table[i : i + 1]]), (), i)[0] for i in range(40)]
     assert block.choose(logits, alone[:-1], 0) == alone
     assert len(set(alone)) > 10
 
@@ -103,7 +103,7 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn_exactly() -> None:
     size = 3000  # more than one partial sum of the draw
     row = np.random.default_rng(5).normal(0, 2, (1, size)).astype(np.float32)
     row[0, 100:2200] = -np.inf
-    sampler, logits = SpeculativeSampler(SamplingConfig(temperature=1.0, seed=6), size), Logits(row)
+    sampler, logits = SpeculativeSampler(SamplingConfig(temperature=1.0, seed=6), size), Logits([row])
     tokens = [sampler.choose(logits, (), position)[0] for position in range(20_000)]
     observed, expected = np.bincount(tokens, minlength=size), 20_000 * softmax(row[0].astype(np.float64))
     assert not observed[expected == 0].any()
@@ -135,7 +135,7 @@ def test_logprobs_are_those_of_the_raw_logits(temperature: float) -> None:
     sampler = SpeculativeSampler(config, 30)
     tokens = []
     for i in range(5):
-        tokens += sampler.choose(Logits(table[i : i + 1]), (), i)
+        tokens += sampler.choose(Logits([table[i : i + 1]]), (), i)
     assert [entry.token for entry in sampler.logprobs] == tokens
     for entry, row in zip(sampler.logprobs, table, strict=True):
         expected = log_softmax(row.astype(np.float64))

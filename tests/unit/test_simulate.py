@@ -121,4 +121,7 @@ def test_work_of_a_bundle_without_a_drafter(small_bundle: Callable[[str], Path])
     graph = Graph(file="target/model.xml", weight_format="int4", inputs=(), outputs=())
     graphs = {"target": graph, "head": graph}
     files = {"target/model.bin": File(size=50, sha256="")}
-    assert bundle_work(replace(manifest, graphs=graphs, files=files)) == ([Work(50, 100), Work(50, 100)], [])
+    assert bundle_work(replace(manifest, drafter=None, graphs=graphs, files=files)) == (
+        [Work(50, 100), Work(50, 100)],
+        [],
+    )

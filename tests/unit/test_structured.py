@@ -72,7 +72,7 @@ def random_logits(seed: int, favoured: Sequence[int]) -> Iterator[Logits]:
     while True:
         row = rng.normal(0, 2, (1, VOCABULARY)).astype(np.float32)
         row[:, list(favoured)] += 8
-        yield Logits(row)
+        yield Logits([row])
 
 
 def generate(constraint: Constraint, config: SamplingConfig, favoured: Sequence[int], seed: int) -> list[int]:
@@ -199,7 +199,7 @@ def test_drafts_change_no_token(grammars: Grammars, tokenizer: tokenizers.Tokeni
             if kind == "mixed":
                 drafts = [d if rng.random() < 0.7 else int(rng.integers(VOCABULARY)) for d in drafts]
             block = table[len(tokens) : len(tokens) + len(drafts) + 1]
-            tokens += sampler.choose(Logits(block), drafts, len(tokens))
+            tokens += sampler.choose(Logits([block]), drafts, len(tokens))
         return tokens
 
     plain = run("", [])
