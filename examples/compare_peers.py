@@ -123,7 +123,7 @@ def load_llama(options: dict[str, Any]) -> Loaded:
 def peak_rss_mb(process: int | str = "self") -> float:
     """Peak resident memory (VmHWM), file-backed pages included."""
     status = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM"))
 
 
 def serve(load: Callable[[dict[str, Any]], Loaded]) -> None:

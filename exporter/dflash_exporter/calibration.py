@@ -111,7 +111,7 @@ class _Target:
 
     def reset(self) -> None:
         for name, array in self._carried.items():
-            array[...] = name == "crossing"
+            array[...] = name in ("crossing", "full")
 
     def read(self, tokens: NDArray[np.int32], at: int) -> dict[str, Any]:
         """Read a chunk at the position `at`; return the outputs by name."""

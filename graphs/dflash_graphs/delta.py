@@ -13,9 +13,9 @@ Layout: chunks stand outermost, since only there a split is free; queries and ke
 product reads its state once. An elementwise product whose first operand is read elsewhere too costs a copy of it.
 
 Some steps look roundabout because OpenVINO rewrites subtractions, elementwise work behind data movement, products of
-unequal rank and one reshape behind another into nodes of its own, which lose the `precise` mark and then run in bf16;
-in the body of a loop also the exponential of a sum. So nothing is subtracted here (signs come with constants), gates
-are computed before they are moved, and products have operands of one rank.
+unequal rank and one reshape behind another into nodes of its own, which lose the `precise` mark and then run in bf16.
+So nothing is subtracted here (signs come with constants), gates are computed before they are moved, and products have
+operands of one rank.
 """
 
 import functools
@@ -50,38 +50,29 @@ def gated_delta(
         state = at.inputs["state"][layer]
         if isinstance(at.place, Span):
             return sequential_delta(layer, kept, new, state, spec, at.place)
-        out, wide_state = _window(layer, kept, new, state, spec, at.place)
-        at.wide_states.append(wide_state)
+        out, full_state = _window(ops, layer, kept, new, state, spec, at.place)
+        at.full_states.append(full_state)
         return out
 
 
 def _window(
-    layer: int, kept: Mapping[str, Value], new: Mapping[str, Value], state: Value, spec: DeltaSpec, at: Window
+    ops: Ops, layer: int, kept: Mapping[str, Value], new: Mapping[str, Value], state: Value, spec: DeltaSpec, at: Window
 ) -> tuple[Value, Value]:
     """Run the recurrence over the kept and the new rows of `qk`, `v` and `gates`.
 
-    Returns the new rows' outputs and the state after the last boundary of a wide call, empty in others.
+    Returns the new rows' outputs and the state after a full window.
     """
-    ops, sizes = at.ops, [-1, spec.value_heads, spec.key_dim, spec.value_dim]
+    sizes = [-1, spec.value_heads, spec.key_dim, spec.value_dim]
     rows = [ops.concat([kept[name], new[name]], 0) for name in new]
     first, second = _chunks(ops, rows, at.rows, 2, spec)
     state = ops.reshape(state, [1, *sizes[1:]])
     out, news = _outputs(ops, first, state, spec)
     state = _advance(ops, first, state, news, at.crossing, spec)
     ops.output(f"next_state.{layer}", state, sizes)
-
-    def chunk(i: Value, shared: Sequence[Value], state: Value) -> tuple[Value, Value]:
-        """The i-th chunk behind the first: its outputs, and the state after it."""
-        crossing, begin, last, *rows = shared
-        begin = ops.add(ops.multiply(i, ops.constant(np.array([CHUNK], np.int32))), begin)
-        [this] = _chunks(ops, rows, ops.minimum(begin, last), 1, spec)
-        out, news = _outputs(ops, this, state, spec)
-        return out, _advance(ops, this, state, news, crossing, spec)
-
-    wide, wide_state = ops.repeat(at.chunks, [at.crossing, at.second, at.last, *rows], state, chunk)
-    out = ops.concat([out, wide, _outputs(ops, second, state, spec)[0]], 0)  # of a wide call, wide is the second chunk
-    out = ops.reshape(ops.transpose(out, [0, 2, 1, 3]), [-1, spec.value_heads * spec.value_dim])
-    return ops.gather(out, at.new), wide_state
+    behind, news = _outputs(ops, second, state, spec)
+    out = ops.transpose(ops.concat([out, behind], 0), [0, 2, 1, 3])
+    out = ops.gather(ops.reshape(out, [-1, spec.value_heads * spec.value_dim]), at.new)
+    return out, _advance(ops, second, state, news, at.full, spec)
 
 
 def _convolve(

@@ -30,10 +30,6 @@ class OnnxOps(OnnxGraph):
     def kernels(self) -> "OnnxOps":
         return self
 
-    @property
-    def loops(self) -> None:
-        return None
-
     # layers
 
     def linear(self, x: Value, weight: Matrix, bias: Array | None = None) -> Value:

@@ -16,8 +16,7 @@ from openvino import opset15 as op
 from openvino.op import Constant
 
 from .manifest import STATES, Port
-from .openvino_loop import repeat
-from .vocabulary import Body, Dim, Value
+from .vocabulary import Dim, Value
 from .weights import Array, Matrix
 
 _TYPES = {"f32": ov.Type.f32, "f16": ov.Type.f16, "bf16": ov.Type.bf16, "i32": ov.Type.i32, "bool": ov.Type.boolean}
@@ -45,10 +44,6 @@ class OpenVinoOps:
     @property
     def kernels(self) -> None:
         return None  # the runtime puts PagedAttention in the place of the portable form
-
-    @property
-    def loops(self) -> "OpenVinoOps":
-        return self
 
     def input(self, name: str, shape: Sequence[Dim], dtype: str = "f32") -> Value:
         if name not in self._inputs:
@@ -229,9 +224,6 @@ class OpenVinoOps:
 
     def gather(self, x: Value, indices: Value) -> Value:
         return self._emit(op.gather(x, indices, _index(0)))
-
-    def repeat(self, times: Value, shared: Sequence[Value], state: Value, body: Body) -> tuple[Value, Value]:
-        return repeat(self._emit, times, shared, state, body)
 
     # the finished graph
 

@@ -2,7 +2,8 @@
 
 Such a kernel gives the same bits however its rows are cut into calls, so nothing is padded: it runs over the kept rows
 and the call's own, cut at the last chunk boundary, where the state is an output. Ports as in `recurrence.py`, without
-`crossing` and `wide_state`; `next_state.i` is the state after the last boundary, if there is one.
+`crossing`, `full` and `full_state`, but with `boundaries` i32 [1], how many chunk boundaries the rows reach;
+`next_state.i` is the state after the last of them, if there is one.
 """
 
 from collections.abc import Mapping
@@ -26,8 +27,9 @@ class Span:
     beyond: Value  # and from there on
 
 
-def span(ops: KernelOps, ids: Value, pending: Value, boundaries: Value) -> Span:
-    """`pending` and `boundaries` i32 [1]: the kept rows, and the chunk boundaries these and the call's own reach."""
+def span(ops: KernelOps, ids: Value, pending: Value) -> Span:
+    """`ids` i32 [T] are the positions of the call's rows, `pending` i32 [1] the number of kept ones."""
+    boundaries = ops.input("boundaries", [1], "i32")
     total = ops.add(pending, ops.rows(ids))
     before = ops.multiply(boundaries, ops.constant(np.array([CHUNK], np.int32)))
     zero = ops.constant(np.zeros(1, np.int32))

@@ -5,7 +5,7 @@ follow one rule: the number of token rows T is the leading axis wherever it occu
 positions the only size that may be left open, here (a name instead of a number) or later.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -19,7 +19,6 @@ from .weights import Matrix
 
 Value: TypeAlias = Any  # a node output of the emitter's format; opaque to the architectures
 Dim: TypeAlias = int | str  # a size, or the name of one that is left open
-Body: TypeAlias = Callable[[Value, Sequence[Value], Value], tuple[Value, Value]]  # index, shared, state -> part, state
 
 
 class Ops(Protocol):
@@ -28,11 +27,6 @@ class Ops(Protocol):
     @property
     def kernels(self) -> "KernelOps | None":
         """This emitter with kernels that only some backends have; None: the portable forms are to be emitted."""
-        ...
-
-    @property
-    def loops(self) -> "LoopOps | None":
-        """This emitter with what the portable forms need; None where kernels stand in for them."""
         ...
 
     # ports and constants
@@ -159,19 +153,6 @@ class KernelOps(Ops, Protocol):
 
     def cut(self, x: Value, first: Value, second: Value) -> list[Value]:
         """Return the first `first` rows of the leading axis and the other `second`."""
-        ...
-
-
-class LoopOps(Ops, Protocol):
-    """Operations of a backend without kernels of its own."""
-
-    def repeat(self, times: Value, shared: Sequence[Value], state: Value, body: Body) -> tuple[Value, Value]:
-        """Run `body` with an index from 0 to before `times`, `shared`, and a state that begins as `state`.
-
-        `times` and the index are i32 [1], `state` is [1, …]. The body returns a part [1, …] of the result and the next
-        state; it may use nothing from outside but constants. Returns the parts, stacked on the leading axis, and the
-        state that the last run began with. Where `times` is 0 both are empty and nothing is computed.
-        """
         ...
 
 

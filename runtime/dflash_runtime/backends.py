@@ -25,6 +25,10 @@ class Graph(Protocol):
         """Give an input the memory it reads; an input with token rows is bound once its values stand there."""
         ...
 
+    def bind_output(self, name: str, array: NDArray[Any]) -> None:
+        """Give an output the memory it is written to."""
+        ...
+
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
         """Give the inputs `name.i` of the recurrent layers the memory array[0], array[1], …"""
         ...

@@ -51,12 +51,10 @@ class Decoder:
         """Commit the prompt's remaining tokens and return the first new one; `progress` gets the tokens done so far."""
         done = 0
         while done < len(tokens):
-            left, most = len(tokens) - done, self.target.prefill_rows
-            if left > self.target.max_rows + _REOPENED:
-                most = min(most, left - self.target.max_rows)
-            elif left > _REOPENED:
+            left = len(tokens) - done
+            piece = tokens[done : done + self.target.prefill_piece(left)]
+            if len(piece) == left > _REOPENED:
                 self.context.keep()  # the same prompt, or one with another end, resumes here
-            piece = tokens[done : done + most]
             rows = self.target.verify(self._padded(piece))
             done += len(piece)
             if done == len(tokens):

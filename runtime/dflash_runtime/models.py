@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 from dflash_graphs.errors import RequestError
-from dflash_graphs.specs import CHUNK
+from dflash_graphs.specs import CHUNK, WINDOW
 
 from .backends import Backend, Graph
 from .bundle import Bundle, Embeddings
 from .device import Settings
 from .protocols import FloatRows, Logits, Rows, Snapshot, Tokens
-from .recurrent import RecurrentLayers
+from .recurrent import RecurrentLayers, most_rows
 
-_PREFILL_ROWS, _RECURRENT_PREFILL_ROWS = 256, 64  # every row of recurrent layers takes 4 MB in a 0.8B target
+_PREFILL_ROWS = 256
 
 
 class _TokenInputs:
@@ -45,10 +45,10 @@ class CachedTarget:
         self, backend: Backend, bundle: Bundle, embeddings: Embeddings, settings: Settings, capacity: int
     ) -> None:
         spec = bundle.manifest.target
-        # a call that may be committed in part has to stay within two chunks
-        is_recurrent = spec.delta is not None
-        self.prefill_rows = _RECURRENT_PREFILL_ROWS if is_recurrent else _PREFILL_ROWS
-        self.max_rows = CHUNK if is_recurrent else _PREFILL_ROWS
+        ports = {port.name for port in bundle.manifest.graphs["target"].inputs}
+        self.prefill_rows = self.max_rows = _PREFILL_ROWS
+        if spec.delta is not None:  # a call that may be committed in part has to reach no second chunk boundary
+            self.prefill_rows, self.max_rows = most_rows(ports), CHUNK
         self._graph, self._cache = backend.attention_graph(bundle, "target", settings, capacity + self.prefill_rows)
         self._inputs = _TokenInputs(self._graph, embeddings, self.prefill_rows, spec.hidden_size)
         self._capacity, self.length = capacity, 0
@@ -56,10 +56,17 @@ class CachedTarget:
         self._recurrent: RecurrentLayers | None = None
         if spec.delta is not None:
             self._graph.bind("pending_rows", self._pending)
-            ports = {port.name for port in bundle.manifest.graphs["target"].inputs}
             self._recurrent = RecurrentLayers(self._graph, ports, len(spec.delta_layers), spec.delta)
         self._has_features = bundle.manifest.drafter is not None
         self.verify([0] * 2)  # weights are packed at the first call, if not before; now, not in the first request
+
+    def prefill_piece(self, left: int) -> int:
+        if self._recurrent is None:
+            return min(left, self.prefill_rows)
+        pending = int(self._pending[0])
+        if pending + left < WINDOW:
+            return left
+        return min(left - CHUNK, self.prefill_rows - pending)  # at a boundary again
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         rows = len(tokens)

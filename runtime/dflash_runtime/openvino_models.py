@@ -46,6 +46,9 @@ class CompiledGraph:
         tensor = ov.Tensor(array, shared_memory=True) if kind is None else ov.Tensor(array, ov.Shape(array.shape), kind)
         self._request.set_tensor(name, tensor)
 
+    def bind_output(self, name: str, array: NDArray[Any]) -> None:
+        self.bind(name, array)
+
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
         self.bind(name, array)  # the ports are stacked
 
@@ -189,7 +192,7 @@ def _gains_by_single_rows(weight_format: str) -> bool:
 
 def _open_tokens(model: ov.Model) -> ov.Model:
     """Open the token axis of a graph."""
-    open_ports = ("embeddings", "position_ids", "hidden", "drafted", "features", "crossing")
+    open_ports = ("embeddings", "position_ids", "hidden", "drafted", "features", "crossing", "full")
     ports = [port for port in model.inputs if port.get_any_name() in open_ports]
     model.reshape({p: ov.PartialShape([-1, *(d.get_length() for d in list(p.partial_shape)[1:])]) for p in ports})
     return model

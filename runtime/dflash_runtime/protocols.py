@@ -77,6 +77,10 @@ class Target(Protocol):
         """Most rows of a call of `verify`, all of them to be committed."""
         ...
 
+    def prefill_piece(self, left: int) -> int:
+        """Return how many of the `left` tokens of a prompt the next call takes; the last call takes few."""
+        ...
+
     def verify(self, tokens: Sequence[int]) -> Rows:
         """Run the rows `tokens` at positions length, length + 1, …"""
         ...

@@ -6,43 +6,56 @@ Knows the ports of `dflash_graphs.recurrence`. Does not know which library runs 
 from collections.abc import Container, Sequence
 
 import numpy as np
-from dflash_graphs.specs import CHUNK, DeltaSpec
+from dflash_graphs.specs import CHUNK, WINDOW, DeltaSpec
 from numpy.typing import NDArray
 
 from .backends import Graph
 
 Arrays = Sequence[NDArray[np.float32]]
+_FLAGS = [np.ones(n, np.float32) for n in (0, 1)]
+
+
+def most_rows(ports: Container[str]) -> int:
+    """Return the most rows of a call at a chunk boundary, given the graph's inputs; behind one so many fewer."""
+    return WINDOW if _has_window(ports) else 4 * CHUNK
+
+
+def _has_window(ports: Container[str]) -> bool:
+    return "crossing" in ports
 
 
 class RecurrentLayers:
     """All recurrent layers of a target; `pending` below is the number of rows kept since the boundary."""
 
     def __init__(self, graph: Graph, ports: Container[str], layers: int, spec: DeltaSpec) -> None:
-        self._graph, self._has_window, self._is_crossing = graph, "crossing" in ports, False
+        self._graph, self._has_window, self._most_rows = graph, _has_window(ports), most_rows(ports)
         shape = (layers, spec.value_heads, spec.key_dim, spec.value_dim)
-        self.states = [np.zeros(shape, np.float32) for _ in range(2)]  # current, next
+        self.states = [np.zeros(shape, np.float32) for _ in range(3)]  # current, next, after a full window
         self.recent = np.zeros((layers, spec.kernel - 1, spec.conv_width), np.float32)  # what the convolution reaches
         widths = spec.kept_widths.items()
         self.kept = {name: np.zeros((layers, CHUNK - 1, width), np.float32) for name, width in widths}
         for name, array in (("rows", self.recent), *self.kept.items()):
             graph.bind_layers(f"past_{name}", array)
         self._boundaries = np.zeros(1, np.int32)  # that the next call reaches
-        graph.bind("boundaries", self._boundaries)
-        if self._has_window:
-            graph.bind("crossing", np.ones(0, np.float32))
+        if not self._has_window:
+            graph.bind("boundaries", self._boundaries)
         self._bind()
+        self.place(0, 0)
 
     def _bind(self) -> None:
         self._graph.bind_layers("state", self.states[0])
         self._graph.bind_layers_output("next_state", self.states[1])
+        if self._has_window:
+            self._graph.bind_output("full_state", self.states[2])
 
     def place(self, pending: int, rows: int) -> None:
-        """Say how many rows the next call has; those that do not reach the chunk's end spare the work behind it."""
+        """Say how many rows the next call has; those that do not reach a chunk's end spare the work behind it."""
+        if pending + rows > self._most_rows:
+            raise ValueError(f"a call takes {self._most_rows - pending} rows here at most, not {rows}")
         self._boundaries[0] = boundaries = (pending + rows) // CHUNK
-        is_crossing = boundaries > 0
-        if self._has_window and is_crossing != self._is_crossing:
-            self._is_crossing = is_crossing
-            self._graph.bind("crossing", np.ones(int(is_crossing), np.float32))
+        if self._has_window:
+            self._graph.bind("crossing", _FLAGS[boundaries > 0])
+            self._graph.bind("full", _FLAGS[boundaries > 1])
 
     def commit(self, pending: int, count: int) -> None:
         """Append the first `count` new rows to the `pending` ones; past a boundary, take the state there instead.
@@ -53,11 +66,9 @@ class RecurrentLayers:
         if 1 < self._boundaries[0] != boundaries:
             raise ValueError(f"{count} rows of a call past several chunk boundaries cannot be committed alone")
         if boundaries > 0:
-            if boundaries > 1 and self._has_window:
-                self.states[0][...] = self._graph.output("wide_state")
-            else:
-                self.states.reverse()
-                self._bind()
+            reached = 2 if boundaries > 1 and self._has_window else 1
+            self.states[0], self.states[reached] = self.states[reached], self.states[0]
+            self._bind()
             added = pending + count - boundaries * CHUNK
             pending = 0
         for name, kept in self.kept.items():

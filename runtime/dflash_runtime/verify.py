@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 from dflash_graphs.errors import RequestError
-from dflash_graphs.specs import CHUNK
+from dflash_graphs.specs import CHUNK, WINDOW
 from numpy.typing import NDArray
 
 from .backends import backend_for
@@ -112,20 +112,20 @@ def _row_counts(models: Models, tokens: list[int]) -> Finding:
 
 
 def _alignments(models: Models, tokens: list[int]) -> Finding:
-    """Calls that begin anywhere give the rows of one call for all, a piece of a prefill."""
-    whole = _cut_outputs(models, tokens, len(tokens))
+    """Calls that begin anywhere give the rows of those that begin at a chunk boundary and fill a window."""
+    full = _cut_outputs(models, tokens, WINDOW, WINDOW)
     first, compared = None, 0
     for start in range(1, CHUNK + 1):
-        first = first or _differing_row(whole, _cut_outputs(models, tokens, start), 0)
+        first = first or _differing_row(full, _cut_outputs(models, tokens, start, CHUNK), 0)
         compared += len(tokens)
     return Finding(check="alignments", compared=compared, first=first)
 
 
-def _cut_outputs(models: Models, tokens: list[int], start: int) -> list[NDArray[np.float32]]:
-    """Outputs of all rows when the first call takes `start` tokens and every later one a chunk."""
+def _cut_outputs(models: Models, tokens: list[int], start: int, step: int) -> list[NDArray[np.float32]]:
+    """Outputs of all rows when the first call takes `start` tokens and every later one `step`."""
     target, parts = models.target, []
     target.reset()
-    cuts = [0, *range(start, len(tokens), CHUNK), len(tokens)]
+    cuts = [0, *range(start, len(tokens), step), len(tokens)]
     for begin, end in pairwise(cuts):
         piece = tokens[begin:end]
         rows = target.verify(piece + [0] * (models.minimum_rows - len(piece)))

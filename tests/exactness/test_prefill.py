@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 TOKENS = 128
 # ever wider calls, since memory grows with them; then narrow ones in between, and every place within a chunk to begin
-PIECES = [[40], [48], [47, 50], [64], [64, 64], [33], [32, 61], [31, 17, 40], [1, 60, 2, 64], [5, 59], [16, 50]]
+PIECES = [
+    [17],
+    [24, 24],
+    [32],
+    [32, 31],
+    [32, 32, 32],
+    [1, 31, 2, 30],
+    [3, 28, 17],
+    *([n, 32 - n, 32] for n in range(4, 16)),
+]
 
 
 def _target(bundle: Path) -> CachedTarget:
@@ -54,10 +63,37 @@ def test_pieces_of_any_size_give_the_same_bits(
             np.testing.assert_array_equal(a, b, err_msg=str(pieces))
 
 
-def test_a_call_past_several_boundaries_is_committed_as_a_whole(small_bundle: Callable[..., Path]) -> None:
+def test_a_call_that_fills_the_window_is_committed_as_a_whole(small_bundle: Callable[..., Path]) -> None:
     target = _target(small_bundle("f32"))
-    target.verify([3] * 40)
-    with pytest.raises(ValueError, match="cannot be committed alone"):
-        target.commit(20)
-    target.commit(36)  # no boundary lies in between
-    assert target.length == 36
+    target.verify([3] * 32)
+    for count in (15, 16, 31):
+        with pytest.raises(ValueError, match="cannot be committed alone"):
+            target.commit(count)
+    target.commit(32)
+    assert target.length == 32
+
+
+def test_a_call_takes_no_more_than_a_window_holds(small_bundle: Callable[..., Path]) -> None:
+    target = _target(small_bundle("f32"))
+    target.verify([3] * 9)
+    target.commit(9)
+    with pytest.raises(ValueError, match="takes 23 rows here at most, not 24"):
+        target.verify([3] * 24)
+    target.verify([3] * 23)
+
+
+@pytest.mark.parametrize("begin", [1, 9, 16])
+def test_a_prompt_is_cut_for_the_next_one_to_resume_shortly_before_its_end(
+    small_bundle: Callable[..., Path], begin: int
+) -> None:
+    target = _target(small_bundle("f32"))
+    for prompt in range(1, TOKENS, 3):
+        target.reset()
+        pieces = [begin]
+        while pieces[-1]:  # the last one takes nothing
+            target.verify([3] * max(2, pieces[-1]))
+            target.commit(pieces[-1])
+            pieces.append(target.prefill_piece(prompt + begin - sum(pieces)))
+        *wide, last, _ = pieces[1:]
+        assert last < 2 * CHUNK and (last >= CHUNK or not wide)
+        assert len(wide) <= prompt // target.prefill_rows + 1

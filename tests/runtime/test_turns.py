@@ -10,7 +10,7 @@ from dflash_graphs.errors import RequestError
 from dflash_runtime import ChatSession, Engine, GenerationConfig, Result, load
 
 CONFIG = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=4)
-MARGIN = 24  # tokens before the end of a prompt within which a request with another end resumes
+MARGIN = 31  # tokens before the end of a prompt within which a request with another end resumes
 
 
 def cold(engine: Engine, ids: list[int], config: GenerationConfig = CONFIG) -> Result:

@@ -20,6 +20,9 @@ class CountingTarget:
 
     max_rows = prefill_rows = 16
 
+    def prefill_piece(self, left: int) -> int:
+        return min(left, 20)
+
     def __init__(self) -> None:
         self.length, self.calls = 0, list[list[int]]()
 
@@ -94,15 +97,14 @@ def test_no_more_is_drafted_than_the_limit_lets_out(limit: int, verified: list[i
 
 @pytest.mark.parametrize(
     ("prompt", "pieces"),
-    [(8, [8]), (24, [24]), (25, [9, 16]), (80, [64, 16]), (100, [64, 20, 16]), (200, [64, 64, 56, 16])],
+    [(8, [8]), (9, [9]), (20, [20]), (29, [20, 9]), (48, [20, 20, 8])],
 )
-def test_a_prompt_is_cut_where_the_next_one_can_resume(prompt: int, pieces: list[int]) -> None:
+def test_a_prompt_is_cut_as_the_target_says(prompt: int, pieces: list[int]) -> None:
     target = CountingTarget()
-    target.prefill_rows = 64
     context = Context(target, None)
     Decoder(context, head, None, 1).prefill([1] * prompt, Greedy())
     assert [len(call) for call in target.calls] == pieces
-    assert [s.length for s in context._snapshots] == ([prompt - pieces[-1]] if prompt > 8 else [])
+    assert [s.length for s in context._snapshots] == ([prompt - pieces[-1]] if pieces[-1] > 8 else [])
 
 
 class TimedTarget(CountingTarget):

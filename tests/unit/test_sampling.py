@@ -92,6 +92,9 @@ class Toy:
     def __init__(self) -> None:
         self.committed, self._block = [0], [0]
 
+    def prefill_piece(self, left: int) -> int:
+        return min(left, self.prefill_rows)
+
     @property
     def length(self) -> int:
         return len(self.committed) - 1
