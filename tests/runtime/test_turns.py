@@ -77,7 +77,7 @@ def test_plain_and_drafted_turns_mix(engine: Engine, golden: list[dict[str, Any]
 
 def test_session_keeps_the_conversation(engine: Engine) -> None:
     session = engine.chat("Be brief.")
-    answer = session.say("What is a set?", CONFIG)
+    answer = session.say("What is a set, and when is it better than a list of the same things?", CONFIG)
     assert [m["role"] for m in session.messages] == ["system", "user", "assistant"]
     assert session.messages[-1]["content"] == answer.text and session.last is answer
     second = session.say("And a list?", CONFIG)
