@@ -5,8 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from dflash_exporter import ExportRequest, export
+from dflash_graphs import graphs
+from dflash_graphs.manifest import DRAFTED, TOKENS
+from dflash_graphs.onnx_emitter import OnnxOps
+from dflash_graphs.weights import Matrix
 from dflash_runtime import Engine, GenerationConfig, load
 from dflash_runtime.protocols import Logits
 from dflash_runtime.verify import self_tests
@@ -75,3 +80,17 @@ def test_the_likeliest_token_of_several_parts() -> None:
     assert logits.row(1).tolist() == [1, 0, 0, 0, 3]
     assert logits.since(1).likeliest(0) == 4 and np.array_equal(logits.since(2).copy(), logits.copy()[2:])
     assert not np.shares_memory(logits.copy(), parts[0]) and not np.shares_memory(logits.row(0), parts[0])
+
+
+def test_narrow_parts_on_onnx_runtime(tmp_path: Path) -> None:
+    random, ops = np.random.default_rng(2), OnnxOps("head")
+    parts = [random.standard_normal((ids, 64), np.float32) for ids in (40, 56)]
+    graphs.head(ops, [Matrix(part, (len(part), 64)) for part in parts], rows=TOKENS, drafted=DRAFTED)
+    ops.save(tmp_path / ops.FILE)
+    session = ort.InferenceSession(tmp_path / ops.FILE, providers=["CPUExecutionProvider"])
+    rows = [random.standard_normal((n, 64), np.float32) for n in (3, 5)]
+    names = ["logits.0", "logits.1", "draft_logits"]
+    found = session.run(names, dict(zip(("hidden", "drafted"), rows, strict=True)))
+    wanted = [rows[0] @ parts[0].T, rows[0] @ parts[1].T, rows[1] @ parts[0].T]
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
