@@ -35,7 +35,6 @@ class OpenVinoOps:
         self._precise: set[str] = set()
         self._decompressed: set[str] = set()
         self._arrays: list[Array] = []
-        self._matrices: dict[int, tuple[Matrix, Value]] = {}  # by id: products with one matrix share its constants
         self._is_precise = False
         self._count = 0
 
@@ -107,9 +106,7 @@ class OpenVinoOps:
     # layers
 
     def linear(self, x: Value, weight: Matrix, bias: Array | None = None) -> Value:
-        if id(weight) not in self._matrices:
-            self._matrices[id(weight)] = weight, self._dequantized(weight)
-        y = self._emit(op.matmul(x, self._matrices[id(weight)][1], False, True))
+        y = self._emit(op.matmul(x, self._dequantized(weight), False, True))
         return y if bias is None else self.add(y, self.constant(bias))
 
     def _dequantized(self, weight: Matrix) -> Value:

@@ -112,6 +112,7 @@ def test_work_of_a_bundle(small_bundle: Callable[[str], Path]) -> None:
         verifying, drafting = bundle_work(manifest)
         assert len(verifying) == 2 and len(drafting) == 3
         head = verifying[1]
+        assert drafting[2] == head  # all ids of so small a vocabulary are drafted
         assert head.parameters == pytest.approx(4096 * 256, rel=0.03)
         assert head.weight_bytes == pytest.approx(4096 * 256 * size, rel=0.03)
 
