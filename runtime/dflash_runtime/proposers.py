@@ -14,7 +14,7 @@ class DFlashProposer:
     """The drafter fills a block of masks in one pass; a head names the tokens.
 
     Features wait until the next draft, so plain rounds in between cost a copy and no inference. A draft looks at the
-    first ids of a large vocabulary only; where the text keeps leaving them, at all.
+    first ids of a large vocabulary only; where the text keeps leaving them, at all of it.
     """
 
     _MISSES = 0.02  # share of emitted tokens outside the draft vocabulary that calls for all ids
