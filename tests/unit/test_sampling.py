@@ -88,12 +88,10 @@ class Toy:
     """A target whose hidden rows are its logits; for one sequence, so it cannot go back."""
 
     max_rows = prefill_rows = 16
+    prefill_piece = staticmethod(lambda left: min(left, 16))
 
     def __init__(self) -> None:
         self.committed, self._block = [0], [0]
-
-    def prefill_piece(self, left: int) -> int:
-        return min(left, self.prefill_rows)
 
     @property
     def length(self) -> int:
