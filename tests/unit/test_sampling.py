@@ -25,7 +25,6 @@ from scipy import stats
 from scipy.special import softmax
 
 Array = NDArray[Any]
-
 VOCABULARY, STOP, PROMPT = 12, 11, (3, 7, 3, 1)
 TABLE = np.random.default_rng(4).normal(0, 1.5, (VOCABULARY,) * 3).astype(np.float32)
 SAMPLES, LENGTH = 20_000, 4
