@@ -167,9 +167,10 @@ def _target_part(plan: Plan, tensors: _Tensors, weight_format: Format, taps: tup
 
 
 def _head_part(plan: Plan, tensors: _Tensors, weight_format: Format, sizes: _Sizes, first: int | None = None) -> Part:
-    """The head, its `first` ids apart from the others."""
+    """The head, its `first` ids apart: in a byte-pair vocabulary the most frequent tokens have the lowest."""
     whole = tensors[head_name(plan.target)]
-    cuts = [0, *([first] if first is not None and first < whole.shape[0] else []), whole.shape[0]]
+    ids = whole.shape[0]
+    cuts = sorted({0, min(first or ids, ids), ids})
     part = _part(plan.backend, "head", {f"head.{a}": whole.rows(a, b) for a, b in pairwise(cuts)}, weight_format)
     matrices = [part.weights.matrix(name) for name in part.weights.tensors]
     graphs.head(part.ops, matrices, rows=sizes.rows, drafted=sizes.drafted)

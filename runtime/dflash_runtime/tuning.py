@@ -39,7 +39,7 @@ class Seconds(msgspec.Struct, frozen=True):
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """`verify` is of target and head, one row being a plain round; `draft` of drafter and draft head, or of nothing."""
+    """`verify` is of target and head, one row being a plain round; `draft` of drafter and its head, or of nothing."""
 
     settings: Settings
     minimum_rows: int

@@ -57,6 +57,7 @@ def test_drafts_are_the_likeliest_of_the_first_part(engines: tuple[Engine, Engin
         assert tokens.tolist() == first.argmax(axis=1).tolist()
         expected = 1 / np.exp(first - first.max(axis=1, keepdims=True)).sum(axis=1)
         assert probabilities == pytest.approx(expected, rel=1e-4)
+        assert head._target.output("draft_logits").size == head._drafter.output("logits.1").size == 0  # nothing twice
 
 
 def test_texts_outside_the_first_part_are_drafted_too(
