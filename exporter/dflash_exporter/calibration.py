@@ -106,12 +106,13 @@ class _Target:
             embeddings.file, DTYPES[embeddings.dtype], "r", embeddings.offset, embeddings.shape
         )
         ports = [port for port in compiled.inputs if port.any_name not in ("embeddings", "position_ids")]
-        kinds = {port.any_name: np.int32 if port.any_name == "pending_rows" else np.float32 for port in ports}
-        self._carried = {port.any_name: np.zeros(tuple(port.shape), kinds[port.any_name]) for port in ports}
+        kinds = {"i32": np.int32, "f32": np.float32}
+        self._carried = {p.any_name: np.zeros(tuple(p.shape), kinds[p.element_type.get_type_name()]) for p in ports}
 
     def reset(self) -> None:
+        fills = {"rows_before": np.arange(CHUNK), "rows_behind": CHUNK - 1, "full": 1}
         for name, array in self._carried.items():
-            array[...] = name in ("crossing", "full")
+            array[...] = fills.get(name, 0)
 
     def read(self, tokens: NDArray[np.int32], at: int) -> dict[str, Any]:
         """Read a chunk at the position `at`; return the outputs by name."""
@@ -127,6 +128,7 @@ class _Target:
                 rows = outputs[f"{part}.{i}"].reshape(CHUNK, attention.kv_heads, attention.head_dim)
                 self._carried[f"past_{part}.{i}"][:, at : at + CHUNK] = rows.transpose(1, 0, 2)
         if self._spec.delta is not None:
-            self._carried["past_rows"][...] = outputs["rows"][:, CHUNK + 1 - self._spec.delta.kernel :]
+            rows = outputs["rows"].reshape(-1, CHUNK, self._spec.delta.conv_width)
+            self._carried["past_rows"][...] = rows[:, CHUNK + 1 - self._spec.delta.kernel :]
             self._carried["state"][...] = np.concatenate([outputs[f"next_state.{i}"] for i in self._spec.delta_layers])
         return outputs

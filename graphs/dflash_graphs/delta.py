@@ -19,15 +19,15 @@ operands of one rank.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .recurrence import Recurrence, Window
+from .recurrence import Part, Recurrence, Window
 from .sequential_delta import Span, sequential_delta
-from .specs import CHUNK, DeltaSpec
+from .specs import CHUNK, WINDOW, DeltaSpec
 from .vocabulary import Ops, Value
 from .weights import Weights
 
@@ -38,41 +38,61 @@ def gated_delta(
     """Run the layer's convolution and recurrence on its projected rows.
 
     `mixed` [T, conv_width] is the output of in_proj_qkv, `gates` [T, 2 * value_heads] those of in_proj_a and in_proj_b;
-    `weights` is read at `layers.i.linear_attn.*`. Returns [T, value_heads * value_dim], before the gated norm.
+    `weights` is read at `layers.i.linear_attn.*`. Returns [T * value_heads, value_dim], before the gated norm.
     """
     with ops.precise():
         qk, values = _convolve(ops, at.inputs["past_rows"][layer], mixed, layer, spec, at.place, weights)
-        gates = _gates(ops, gates, layer, spec, weights)
-        for name, rows in (("rows", mixed), ("qk", qk), ("v", values), ("gates", gates)):
-            at.outputs[name][layer] = rows
-        kept = {name: at.inputs[f"past_{name}"][layer] for name in spec.kept_widths}
-        new = {name: at.outputs[name][layer] for name in spec.kept_widths}
+        log_decay, beta = _gates(ops, gates, layer, spec, weights)
+        new = {"rows": mixed, "gates": ops.concat([log_decay, beta], 1)}
+        kept = {name: at.inputs[f"past_{name}"][layer] for name in spec.kept_widths(at.has_window)}
         state = at.inputs["state"][layer]
         if isinstance(at.place, Span):
-            return sequential_delta(layer, kept, new, state, spec, at.place)
-        out, full_state = _window(ops, layer, kept, new, state, spec, at.place)
-        at.full_states.append(full_state)
+            new |= {"qk": ops.reshape(qk, [-1, 2 * spec.key_heads * spec.key_dim]), "v": values}
+            out = sequential_delta(layer, kept, {name: new[name] for name in kept}, state, spec, at.place)
+            out = ops.reshape(out, [-1, spec.value_dim])
+        else:
+            out, made = _window(ops, layer, kept, (qk, values, new["gates"], beta), state, spec, at.place)
+            new |= made
+        for name, layers in at.outputs.items():
+            layers[layer] = new[name]
         return out
 
 
 def _window(
-    ops: Ops, layer: int, kept: Mapping[str, Value], new: Mapping[str, Value], state: Value, spec: DeltaSpec, at: Window
-) -> tuple[Value, Value]:
-    """Run the recurrence over the kept and the new rows of `qk`, `v` and `gates`.
+    ops: Ops,
+    layer: int,
+    kept: Mapping[str, Value],
+    new: tuple[Value, Value, Value, Value],
+    state: Value,
+    spec: DeltaSpec,
+    at: Window,
+) -> tuple[Value, dict[str, Value]]:
+    """Run the recurrence over the kept and the new rows, `new` queries and keys, values, gates, beta.
 
-    Returns the new rows' outputs and the state after a full window.
+    Returns the outputs of the new rows [T * value_heads, value_dim] and what they leave, by port.
     """
-    sizes = [-1, spec.value_heads, spec.key_dim, spec.value_dim]
-    rows = [ops.concat([kept[name], new[name]], 0) for name in new]
-    first, second = _chunks(ops, rows, at.rows, 2, spec)
-    state = ops.reshape(state, [1, *sizes[1:]])
-    out, news = _outputs(ops, first, state, spec)
-    state = _advance(ops, first, state, news, at.crossing, spec)
-    ops.output(f"next_state.{layer}", state, sizes)
-    behind, news = _outputs(ops, second, state, spec)
-    out = ops.transpose(ops.concat([out, behind], 0), [0, 2, 1, 3])
-    out = ops.gather(ops.reshape(out, [-1, spec.value_heads * spec.value_dim]), at.new)
-    return out, _advance(ops, second, state, news, at.full, spec)
+    qk, values, gates, beta = new
+    sizes = [1, spec.value_heads, spec.key_dim, spec.value_dim]
+    pieces = ops.concat([kept["k"], ops.reshape(qk, [-1, spec.key_dim])], 0)
+    first, second = _chunks(ops, pieces, ops.concat([kept["gates"], gates], 0), at, spec)
+    values, beta = ops.reshape(values, [-1, spec.value_dim]), ops.reshape(beta, [-1, 1])
+    state = ops.reshape(state, sizes)
+    met, wanted = _meet(ops, first, state, values, beta, at.before, spec)
+    placed = ops.gather(ops.concat([kept["w"], wanted], 0), at.before.wanted)
+    state = _advance(ops, first, pieces, state, placed, at.before, at.crossing)
+    ops.output(f"next_state.{layer}", state, [-1, *sizes[1:]])
+    own = [ops.gather(x, at.own) for x in (values, beta)]
+    met_behind, wanted_behind = _meet(ops, second, state, own[0], own[1], at.behind, spec)
+    placed_behind = ops.gather(wanted_behind, at.behind.wanted)
+    inside = ops.concat([ops.matmul(first.inside, placed), ops.matmul(second.inside, placed_behind)], 0)
+    from_state = ops.gather(ops.concat([met, met_behind], 0), at.from_queries)
+    made = {
+        "k": ops.split(qk, [1, 1], 1)[1],
+        "w": wanted,
+        "w_behind": wanted_behind,
+        "full_state": _advance(ops, second, pieces, state, placed_behind, at.behind, at.full),
+    }
+    return ops.add(from_state, ops.gather(ops.reshape(inside, [-1, spec.value_dim]), at.inside)), made
 
 
 def _convolve(
@@ -80,7 +100,7 @@ def _convolve(
 ) -> tuple[Value, Value]:
     """Causal depthwise convolution and SiLU of the rows `own` [T, conv_width], after those of `past` [kernel - 1, …].
 
-    Returns unit queries (scaled) and keys [T, 2 * key_heads * key_dim], and values [T, value_heads * value_dim].
+    Returns unit queries (scaled) and keys [T, 2, key_heads, key_dim], and values [T, value_heads * value_dim].
     """
     kernel = weights.array(f"layers.{layer}.linear_attn.conv1d.weight").reshape(spec.conv_width, spec.kernel)
     rows = ops.concat([past, own], 0)
@@ -91,42 +111,35 @@ def _convolve(
         constants = (ops.constant(np.ascontiguousarray(tap)) for tap in kernel.T)
         terms = [ops.multiply(x, tap) for x, tap in zip(tapped, constants, strict=True)]
         rows = ops.silu(functools.reduce(ops.add, terms))
-    keys = spec.key_heads * spec.key_dim
-    qk, values = ops.split(rows, [2 * keys, spec.value_heads * spec.value_dim], 1)
+    qk, values = ops.split(rows, [2 * spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim], 1)
     scale = np.array([spec.key_dim**-0.5, 1.0], np.float32).reshape(1, 2, 1, 1)
-    qk = ops.l2_norm(ops.reshape(qk, [-1, 2, spec.key_heads, spec.key_dim]), 1e-6, scale)
-    return ops.reshape(qk, [-1, 2 * keys]), values
+    return ops.l2_norm(ops.reshape(qk, [-1, 2, spec.key_heads, spec.key_dim]), 1e-6, scale), values
 
 
-def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, weights: Weights) -> Value:
-    """Log decay and strength beta of each row, [T, 2 * value_heads], from the outputs of in_proj_a and in_proj_b."""
+def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, weights: Weights) -> tuple[Value, Value]:
+    """Log decay and strength beta of each row, [T, value_heads], from the outputs of in_proj_a and in_proj_b."""
     prefix, heads = f"layers.{layer}.linear_attn", spec.value_heads
     rate = ops.constant(-np.exp(weights.array(f"{prefix}.A_log").reshape(-1)))
     bias = ops.constant(weights.array(f"{prefix}.dt_bias").reshape(-1))
     decay, beta = ops.split(gates, [heads, heads], 1)
-    return ops.concat([ops.multiply(ops.softplus(ops.add(decay, bias)), rate), ops.sigmoid(beta)], 1)
+    return ops.multiply(ops.softplus(ops.add(decay, bias)), rate), ops.sigmoid(beta)
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk, everything that does not depend on the state."""
+    """One chunk, everything that does not depend on the state. `R` are the call's rows that may stand in it."""
 
-    both: Value  # [1, value_heads, 2 * CHUNK, key_dim], queries and keys scaled by the decay so far, keys negative
-    values: Value  # [1, value_heads, CHUNK, value_dim]
-    beta: Value  # [1, value_heads, CHUNK, 1]
-    solve: Value  # [1, value_heads, 2 * CHUNK, CHUNK]: to (Q K' * D) N, to N
-    keys: Value  # [1, value_heads, CHUNK, key_dim], scaled by the decay until the chunk's end
+    both: Value  # [1, value_heads, 2 * R, key_dim], queries and keys scaled by the decay so far, keys negative
+    inside: Value  # [1, value_heads, CHUNK, CHUNK]: from W to (Q K' * D) N
+    ending: Value  # [1, value_heads, CHUNK, CHUNK]: from W to N scaled by the decay until the chunk's end
     decay: Value  # [1, value_heads, 1, 1], over the whole chunk
 
 
-def _chunks(ops: Ops, kept_and_new: Sequence[Value], places: Value, n: int, spec: DeltaSpec) -> list[_Chunk]:
-    """Take the rows `places` i32 [n * CHUNK] of `qk`, `v` and `gates`."""
-    qk, values, gates = (ops.gather(rows, places) for rows in kept_and_new)
-    qk = ops.transpose(ops.reshape(qk, [n, CHUNK, 2, spec.key_heads, spec.key_dim]), [0, 3, 2, 1, 4])
-    values = ops.transpose(ops.reshape(values, [n, CHUNK, spec.value_heads, spec.value_dim]), [0, 2, 1, 3])
-    gates = ops.transpose(ops.reshape(gates, [n, CHUNK, 2, spec.value_heads]), [2, 0, 3, 1])
-    rows = ops.reshape(qk, [n, spec.key_heads, 2 * CHUNK, spec.key_dim])
-    heads, repeat = spec.value_heads, spec.value_heads // spec.key_heads
+def _chunks(ops: Ops, pieces: Value, gates: Value, at: Window, spec: DeltaSpec) -> tuple[_Chunk, _Chunk]:
+    """Prepare both chunks of the window."""
+    heads, n, repeat = spec.value_heads, WINDOW // CHUNK, spec.value_heads // spec.key_heads
+    gates = ops.reshape(ops.gather(gates, at.rows), [n, CHUNK, 2, heads])
+    gates = ops.transpose(gates, [2, 0, 3, 1])
     lower = np.tril(np.ones((CHUNK, CHUNK), np.float32))
     log_decay, beta = (ops.reshape(x, [n, heads, CHUNK, 1]) for x in ops.split(gates, [1, 1], 0))
     total = ops.cumsum(log_decay, 2)
@@ -134,29 +147,28 @@ def _chunks(ops: Ops, kept_and_new: Sequence[Value], places: Value, n: int, spec
     difference = ops.add(total, ops.reshape(minus_total, [n, heads, 1, CHUNK]))
     # the masked difference is what is exponentiated: above the diagonal it would overflow
     decays = ops.multiply(ops.exp(ops.multiply(difference, ops.constant(lower))), ops.constant(lower))
-    keys = ops.slice(rows, CHUNK, 2 * CHUNK, 2)
-    gram = ops.matmul(rows, keys, transpose_b=True)
+    queries, keys = ops.gather(pieces, at.queries), ops.gather(pieces, at.keys)
 
-    def scaled(per_key_head: Value, per_value_head: Value, kinds: int, width: int, last: int) -> Value:
-        """Product of [n, key_heads, kinds * CHUNK, width] and [n, value_heads, 1 or kinds, CHUNK, last], by head.
+    def gram(rows: Value, factor: Value) -> Value:
+        product = ops.reshape(ops.matmul(rows, keys, transpose_b=True), [n, spec.key_heads, 1, CHUNK, CHUNK])
+        factor = ops.reshape(factor, [n, spec.key_heads, repeat, CHUNK, CHUNK])
+        return ops.reshape(ops.multiply(product, factor), [n, heads, CHUNK, CHUNK])
 
-        Returns [n, value_heads, kinds * CHUNK, width].
-        """
-        a = ops.reshape(per_key_head, [n, spec.key_heads, 1, kinds, CHUNK, width])
-        b = ops.reshape(per_value_head, [n, spec.key_heads, repeat, -1, CHUNK, last])
-        return ops.reshape(ops.multiply(b, a), [n, heads, -1, width])
+    below = ops.multiply(ops.multiply(beta, ops.constant(-np.tril(lower, -1))), decays)
+    inverse = _unit_lower_inverse(ops, gram(keys, below), n)
+    inside = ops.matmul(gram(queries, decays), inverse)
+    until_end = ops.reshape(ops.slice(decays, CHUNK - 1, CHUNK, 2), [n, heads, CHUNK, 1])
+    so_far = ops.exp(total)
+    ends = ops.slice(so_far, CHUNK - 1, CHUNK, 2)
+    parts = [ops.split(x, [1] * n, 0) for x in (inside, ops.multiply(until_end, inverse), ends)]
+    signs = ops.constant(np.array([1, -1], np.float32).reshape(2, 1, 1, 1, 1))
+    signed = ops.reshape(ops.multiply(ops.reshape(so_far, [1, n, heads, CHUNK, 1]), signs), [-1, 1])
 
-    inside, within = ops.split(scaled(gram, decays, 2, CHUNK, CHUNK), [CHUNK, CHUNK], 2)
-    below = ops.multiply(beta, ops.constant(-np.tril(lower, -1)))
-    inverse = _unit_lower_inverse(ops, ops.multiply(within, below), n)
-    solve = ops.concat([ops.matmul(inside, inverse), inverse], 2)
-    last = ops.slice(total, CHUNK - 1, CHUNK, 2)
-    ending = scaled(keys, ops.slice(decays, CHUNK - 1, CHUNK, 2), 1, spec.key_dim, 1)
-    signs = ops.constant(np.array([1, -1], np.float32).reshape(1, 1, 2, 1, 1))
-    grown = ops.multiply(ops.reshape(ops.exp(total), [n, heads, 1, CHUNK, 1]), signs)
-    growing = scaled(rows, grown, 2, spec.key_dim, 1)
-    parts = [ops.split(x, [1] * n, 0) for x in (growing, values, beta, solve, ending, ops.exp(last))]
-    return [_Chunk(*values) for values in zip(*parts, strict=True)]
+    first, second = (
+        _Chunk(ops.multiply(ops.gather(signed, part.decays), ops.gather(pieces, part.both)), *values)
+        for part, values in zip((at.before, at.behind), zip(*parts, strict=True), strict=True)
+    )
+    return first, second
 
 
 def _unit_lower_inverse(ops: Ops, minus_lower: Value, n: int) -> Value:
@@ -180,20 +192,17 @@ def _masked(ops: Ops, x: Value, mask: NDArray[np.bool_]) -> Value:
     return ops.multiply(x, ops.constant(mask.astype(np.float32)))
 
 
-def _outputs(ops: Ops, chunk: _Chunk, state: Value, spec: DeltaSpec) -> tuple[Value, Value]:
-    """Return the chunk's outputs and N, both [n, value_heads, CHUNK, value_dim] for n states, 1 or none."""
-
-    def pair(x: Value, y: Value) -> list[Value]:
-        return ops.split(ops.matmul(x, y), [CHUNK, CHUNK], 2)
-
-    from_queries, minus_from_keys = pair(chunk.both, state)
+def _meet(
+    ops: Ops, chunk: _Chunk, state: Value, values: Value, beta: Value, part: Part, spec: DeltaSpec
+) -> tuple[Value, Value]:
+    """Multiply rows of a call with the state, if there is one; return the product and W, both in pieces."""
+    product = ops.reshape(ops.matmul(chunk.both, state), [-1, spec.value_dim])
     # no sum of a product: whether that is one rounding or two would depend on whether n is fixed
-    wanted = ops.multiply(chunk.beta, ops.add(chunk.values, minus_from_keys))
-    inside, news = pair(chunk.solve, wanted)
-    return ops.add(from_queries, inside), news
+    return product, ops.multiply(beta, ops.add(values, ops.gather(product, part.from_keys)))
 
 
-def _advance(ops: Ops, chunk: _Chunk, state: Value, news: Value, crossing: Value, spec: DeltaSpec) -> Value:
+def _advance(ops: Ops, chunk: _Chunk, pieces: Value, state: Value, wanted: Value, part: Part, reached: Value) -> Value:
     """Return the state after the chunk, or none of it (a leading axis of 0) when the rows do not reach its end."""
-    decay, news = ops.multiply(chunk.decay, crossing), ops.multiply(news, crossing)
-    return ops.add(ops.multiply(state, decay), ops.matmul(chunk.keys, news, transpose_a=True))
+    news = ops.matmul(ops.multiply(chunk.ending, reached), wanted)
+    added = ops.matmul(ops.gather(pieces, part.keys), news, transpose_a=True)
+    return ops.add(ops.multiply(state, ops.multiply(chunk.decay, reached)), added)

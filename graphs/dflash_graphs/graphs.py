@@ -5,7 +5,7 @@
 | target          | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], features [T, taps * H], caches  |
 | head            | hidden [T, H]                                   | logits.i [T, ids of part i]                    |
 |                 | drafted [D, H], beside a drafter                | draft_logits [D, ids of part 0], probability [D] |
-| drafter_context | features [T, taps * H], position_ids i32 [T]    | key, value [T, kv_width] of every layer         |
+| drafter_context | features [T, taps * H], position_ids i32 [T]    | key, value [T, kv_heads, head_dim] by layer     |
 | drafter         | embeddings [T, H], position_ids i32 [T], caches | hidden [T, H], caches                          |
 
 f32 unless said otherwise. The caches are the ports of `attention.py` (or `cached_attention.py`) and `recurrence.py`.
@@ -72,9 +72,9 @@ def drafter_context(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: Dim)
         key = heads(ops, context, weights, f"{prefix}.k_proj", attn.kv_heads, attn, spec.rms_eps, norm)
         key = rotate(ops, key, at, attn.rope, attn.kv_heads, attn.head_dim)
         value = heads(ops, context, weights, f"{prefix}.v_proj", attn.kv_heads, attn, spec.rms_eps, None)
-        keys[i], values[i] = (ops.reshape(x, [-1, attn.kv_width]) for x in (key, value))
-    ops.layers_output("key", keys, [-1, attn.kv_width])
-    ops.layers_output("value", values, [-1, attn.kv_width])
+        keys[i], values[i] = key, value
+    ops.layers_output("key", keys, [-1, attn.kv_heads, attn.head_dim])
+    ops.layers_output("value", values, [-1, attn.kv_heads, attn.head_dim])
 
 
 def drafter(ops: Ops, spec: DrafterSpec, weights: Weights, *, rows: Dim, capacity: Dim) -> None:

@@ -23,8 +23,9 @@ def cache_bytes(target: TargetSpec, drafter: DrafterSpec | None, context: int, k
     if target.delta is not None:
         delta = target.delta
         state = delta.value_heads * delta.key_dim * delta.value_dim
-        pending = (delta.kernel - 1) * delta.conv_width + (CHUNK - 1) * sum(delta.kept_widths.values())
-        total += len(target.delta_layers) * (2 * state + pending) * _F32  # current and next state
+        kept = sum(delta.kept_widths(has_window=False).values())
+        pending = (delta.kernel - 1) * delta.conv_width + (CHUNK - 1) * kept
+        total += len(target.delta_layers) * (3 * state + pending) * _F32  # current, at the next boundary, at the last
     return total
 
 

@@ -62,7 +62,7 @@ class OpenVinoOps:
         return {i: self.reshape(part, shape) for i, part in zip(layers, parts, strict=True)}
 
     def layers_output(self, name: str, values: Mapping[int, Value], shape: Sequence[int]) -> None:
-        self.output(name, self.concat([self.reshape(x, [1, *shape]) for x in values.values()], 0))
+        self.output(name, self.concat(list(values.values()), 0))  # all of the first layer, then of the second, …
 
     def constant(self, array: Array) -> Value:
         if array.dtype.name == "bfloat16":

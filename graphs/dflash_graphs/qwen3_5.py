@@ -25,7 +25,7 @@ def hidden_states(
         return ops.rms_norm(value, weights.array(f"{name}.weight") + 1, spec.rms_eps)
 
     at = positions(ops, spec.attention.rope, rows)
-    recurrent = recurrence(ops, spec.delta, spec.delta_layers, at.ids)
+    recurrent = recurrence(ops, spec.delta, spec.delta_layers, rows, at.ids)
     states = []
     for i, kind in enumerate(spec.layers):
         h = norm(x, f"layers.{i}.input_layernorm")
@@ -64,7 +64,6 @@ def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights,
     stacked = np.concatenate(floats)
     gates = ops.linear(h, Matrix(stacked, (len(stacked), spec.hidden_size)))
     out = gated_delta(ops, i, mixed, gates, delta, at, weights)
-    out = ops.reshape(out, [-1, delta.value_heads, delta.value_dim])
     out = ops.rms_norm(out, weights.array(f"{prefix}.norm.weight"), spec.rms_eps)
     out = ops.multiply(ops.reshape(out, [-1, delta.value_heads * delta.value_dim]), ops.silu(gate))
     return ops.linear(out, weights.matrix(f"{prefix}.out_proj.weight"))

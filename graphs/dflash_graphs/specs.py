@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 LayerKind = Literal["attention", "delta"]
 CHUNK = 16  # rows of one aligned chunk of the recurrent layers (ARCHITECTURE.md, "aligned chunks")
-WINDOW = 2 * CHUNK  # rows a verify recomputes: pending rows (< CHUNK) and at most CHUNK new ones
+WINDOW = 2 * CHUNK  # what a verify looks at: pending rows (< CHUNK) and at most CHUNK new ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +78,12 @@ class DeltaSpec:
         """Channels of the convolution: queries, keys, values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
-    @property
-    def kept_widths(self) -> dict[str, int]:
+    def kept_widths(self, has_window: bool) -> dict[str, int]:
         """Values per row, by port, of what is kept of the up to CHUNK - 1 rows since the last boundary."""
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        return {"qk": 2 * keys, "v": values, "gates": 2 * self.value_heads}
+        return ({"k": keys, "w": values} if has_window else {"qk": 2 * keys, "v": values}) | {
+            "gates": 2 * self.value_heads
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

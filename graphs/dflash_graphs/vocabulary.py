@@ -46,7 +46,10 @@ class Ops(Protocol):
         ...
 
     def layers_output(self, name: str, values: Mapping[int, Value], shape: Sequence[int]) -> None:
-        """Declare an f32 output of several layers, -1 for T; ports as those of `layers_input`."""
+        """Declare an f32 output of several layers, values of `shape`, -1 for T or a multiple.
+
+        Ports as those of `layers_input`; in one port the values of a layer follow those of the one before.
+        """
         ...
 
     def constant(self, array: NDArray[Any]) -> Value: ...

@@ -47,8 +47,11 @@ class Graph(Protocol):
         """A view of the output, valid until the next run."""
         ...
 
-    def layers_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Rows of an output of several layers, [layers, rows, width], valid until the next run."""
+    def layers_rows(self, name: str, sizes: tuple[int, int], start: int, stop: int) -> NDArray[Any]:
+        """Rows of an output of several layers, [layers, rows, width] with `sizes` layers and width.
+
+        Valid until the next run.
+        """
         ...
 
 

@@ -164,7 +164,7 @@ class Drafter:
         self._context.bind("position_ids", np.arange(self.length, self.length + rows, dtype=np.int32))
         self._context.run()
         for name in ("key", "value"):
-            new = self._context.layers_rows(name, 0, rows)
+            new = self._context.layers_rows(name, (len(self.spec.layers), attention.kv_width), 0, rows)
             self._cache.write(name, self.length, new.reshape(-1, rows, attention.kv_heads, attention.head_dim))
         self.length += rows
 

@@ -74,8 +74,9 @@ class SessionGraph:
     def output(self, name: str) -> NDArray[Any]:
         return self._bound[name]
 
-    def layers_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        return np.stack([self.output(port)[start:stop] for port in self._layers[name]])
+    def layers_rows(self, name: str, sizes: tuple[int, int], start: int, stop: int) -> NDArray[Any]:
+        layers, width = sizes
+        return np.stack([self.output(port)[start:stop] for port in self._layers[name]]).reshape(layers, -1, width)
 
 
 class DenseCache:

@@ -50,7 +50,7 @@ class CompiledGraph:
         self.bind(name, array)
 
     def bind_layers(self, name: str, array: NDArray[Any]) -> None:
-        self.bind(name, array)  # the ports are stacked
+        self.bind(name, array.reshape(self.input_shapes[name].to_shape()))  # the ports are stacked
 
     def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
         if id(array) not in self._taking_turns:
@@ -71,8 +71,9 @@ class CompiledGraph:
         view: NDArray[Any] = self._request.get_tensor(self._outputs[name]).data
         return view
 
-    def layers_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        return self.output(name)[:, start:stop]
+    def layers_rows(self, name: str, sizes: tuple[int, int], start: int, stop: int) -> NDArray[Any]:
+        layers, width = sizes
+        return self.output(name).reshape(layers, -1, width)[:, start:stop]
 
 
 class _PagedCache:
@@ -192,7 +193,7 @@ def _gains_by_single_rows(weight_format: str) -> bool:
 
 def _open_tokens(model: ov.Model) -> ov.Model:
     """Open the token axis of a graph."""
-    open_ports = ("embeddings", "position_ids", "hidden", "drafted", "features", "crossing", "full")
+    open_ports = ("embeddings", "position_ids", "hidden", "drafted", "features", "rows_before", "rows_behind", "full")
     ports = [port for port in model.inputs if port.get_any_name() in open_ports]
     model.reshape({p: ov.PartialShape([-1, *(d.get_length() for d in list(p.partial_shape)[1:])]) for p in ports})
     return model

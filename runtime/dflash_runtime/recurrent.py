@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .backends import Graph
 
 Arrays = Sequence[NDArray[np.float32]]
+_ROWS = np.arange(WINDOW, dtype=np.int32)
 _FLAGS = [np.ones(n, np.float32) for n in (0, 1)]
 
 
@@ -21,7 +22,7 @@ def most_rows(ports: Container[str]) -> int:
 
 
 def _has_window(ports: Container[str]) -> bool:
-    return "crossing" in ports
+    return "rows_behind" in ports
 
 
 class RecurrentLayers:
@@ -32,7 +33,7 @@ class RecurrentLayers:
         shape = (layers, spec.value_heads, spec.key_dim, spec.value_dim)
         self.states = [np.zeros(shape, np.float32) for _ in range(3)]  # current, next, after a full window
         self.recent = np.zeros((layers, spec.kernel - 1, spec.conv_width), np.float32)  # what the convolution reaches
-        widths = spec.kept_widths.items()
+        widths = spec.kept_widths(self._has_window).items()
         self.kept = {name: np.zeros((layers, CHUNK - 1, width), np.float32) for name, width in widths}
         for name, array in (("rows", self.recent), *self.kept.items()):
             graph.bind_layers(f"past_{name}", array)
@@ -54,7 +55,9 @@ class RecurrentLayers:
             raise ValueError(f"a call takes {self._most_rows - pending} rows here at most, not {rows}")
         self._boundaries[0] = boundaries = (pending + rows) // CHUNK
         if self._has_window:
-            self._graph.bind("crossing", _FLAGS[boundaries > 0])
+            border = CHUNK - pending
+            self._graph.bind("rows_before", _ROWS[:rows][:border])
+            self._graph.bind("rows_behind", _ROWS[min(border, rows - 1) : rows] if boundaries else _ROWS[:0])
             self._graph.bind("full", _FLAGS[boundaries > 1])
 
     def commit(self, pending: int, count: int) -> None:
@@ -72,10 +75,16 @@ class RecurrentLayers:
             added = pending + count - boundaries * CHUNK
             pending = 0
         for name, kept in self.kept.items():
-            kept[:, pending : pending + added] = self._graph.layers_rows(name, count - added, count)
+            is_behind = name == "w" and boundaries > 0
+            rows = self._rows("w_behind", 0, added) if is_behind else self._rows(name, count - added, count)
+            kept[:, pending : pending + added] = rows
         new = min(count, self.recent.shape[1])
         self.recent[:, :-new] = self.recent[:, new:]
-        self.recent[:, -new:] = self._graph.layers_rows("rows", count - new, count)
+        self.recent[:, -new:] = self._rows("rows", count - new, count)
+
+    def _rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        width = (self.recent if name == "rows" else self.kept[name.removesuffix("_behind")]).shape[2]
+        return self._graph.layers_rows(name, (len(self.recent), width), start, stop)
 
     def carried(self, pending: int) -> Arrays:
         """Copies of the states and of the kept rows."""

@@ -110,9 +110,10 @@ def _leave_a_rejected_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def faulty(self: Any, pending: int, count: int) -> None:
         commit(self, pending, count)
-        rejected, last = self._graph.layers_rows("v", count, count + 1), (pending + count) % 16 - 1
+        last = (pending + count) % 16 - 1
+        rejected = self._graph.layers_rows("k", (len(self.recent), self.kept["k"].shape[2]), count, count + 1)
         if rejected.shape[1] and last >= 0:
-            self.kept["v"][:, last] = rejected[:, 0]
+            self.kept["k"][:, last] = rejected[:, 0]
 
     monkeypatch.setattr(recurrent.RecurrentLayers, "commit", faulty)
 
