@@ -16,7 +16,10 @@ FAR = 1 << 30  # a key position nothing may see
 
 @dataclass(frozen=True)
 class Positions:
-    """What all layers of one call share: i32 [T] positions, and cos / sin f32 [T, 1, dim / 2]."""
+    """What all layers of one call share: i32 [T] positions, and cos / sin f32.
+
+    These are [T, 1, 1, dim], each angle twice; a backend with a kernel gets [T, 1, dim / 2].
+    """
 
     ids: Value
     cos: Value
@@ -30,19 +33,27 @@ def positions(ops: Ops, rope: RopeSpec, rows: Dim) -> Positions:
         angles = ops.multiply(
             ops.reshape(ops.convert(ids, "f32"), [-1, 1, 1]), ops.constant(rope.inverse_frequencies())
         )
+        if ops.kernels is None:
+            angles = ops.reshape(ops.concat([angles, angles], 2), [-1, 1, 1, rope.dim])
         return Positions(ids, ops.cos(angles), ops.sin(angles))
 
 
 def rotate(ops: Ops, x: Value, at: Positions, rope: RopeSpec, heads: int, head_dim: int) -> Value:
-    """Rotate the first `rope.dim` entries of every head, [T, heads, head_dim]."""
+    """Rotate the first `rope.dim` entries of every head, [T, heads, head_dim]; returns [T, heads, 1, head_dim].
+
+    Written as OpenVINO's plugin wants it: four axes, halves turned by a product with -1, concatenated along axis -1.
+    Then it makes one node of all. A backend with a kernel returns three axes.
+    """
     if ops.kernels is not None:
         return ops.kernels.rotary(x, at.cos, at.sin, rope.dim, (heads, head_dim))
     half, rest = rope.dim // 2, head_dim - rope.dim
-    parts = ops.split(x, [half, half] + ([rest] if rest else []), 2)
+    x = ops.reshape(x, [-1, heads, 1, head_dim])
+    parts = ops.split(x, [rope.dim, rest], 3) if rest else [x]
+    first, second = ops.split(parts[0], [half, half], 3)
     with ops.precise():
-        first = ops.subtract(ops.multiply(parts[0], at.cos), ops.multiply(parts[1], at.sin))
-        second = ops.add(ops.multiply(parts[1], at.cos), ops.multiply(parts[0], at.sin))
-        return ops.concat([first, second, *parts[2:]], 2)
+        turned = ops.concat([ops.multiply(second, ops.constant(np.array(-1, np.float32))), first], -1)
+        rotated = ops.add(ops.multiply(parts[0], at.cos), ops.multiply(turned, at.sin))
+        return ops.concat([rotated, *parts[1:]], -1) if rest else rotated
 
 
 def visible(ops: Ops, keys: Value, ids: Value, window: int | None, causal: bool) -> Value:

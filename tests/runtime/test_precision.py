@@ -1,4 +1,4 @@
-"""Under a bf16 hint the recurrence stays in f32: the plugin must not merge marked nodes into unmarked ones."""
+"""What the plugin makes of the graphs: it must not merge marked nodes into unmarked ones, but has to see rotations."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from dflash_runtime.device import precisions
 
 _KEYS = ("layerType", "outputPrecisions", "originalLayersNames")
-_MAY_ROUND = ("FullyConnected", "Reorder", "RMS")  # the last one adds up in f32; its result goes into a product
+_MAY_ROUND = ("FullyConnected", "Reorder", "RMS", "RoPE")  # the last two compute in f32 for products in bf16
 
 
 def test_no_marked_node_runs_in_bf16(small_bundle: Callable[[str], Path]) -> None:
@@ -31,3 +31,11 @@ def test_no_marked_node_runs_in_bf16(small_bundle: Callable[[str], Path]) -> Non
                 rounded |= marked & set(names.split(","))
     assert products > 0
     assert not rounded
+
+
+def test_a_rotation_is_one_node(small_bundle: Callable[[str], Path]) -> None:
+    bundle = small_bundle("f32")
+    for graph, expected in (("target", 2 * 2), ("drafter", 2 * 3), ("drafter_context", 3)):
+        compiled = ov.Core().compile_model(bundle / graph / "openvino_model.xml", "CPU")
+        kinds = [str(node.get_rt_info()["layerType"].value) for node in compiled.get_runtime_model().get_ops()]
+        assert kinds.count("RoPE") == expected, graph
