@@ -84,15 +84,17 @@ def _window(
     own = [ops.gather(x, at.own) for x in (values, beta)]
     met_behind, wanted_behind = _meet(ops, second, state, own[0], own[1], at.behind, spec)
     placed_behind = ops.gather(wanted_behind, at.behind.wanted)
-    inside = ops.concat([ops.matmul(first.inside, placed), ops.matmul(second.inside, placed_behind)], 0)
-    from_state = ops.gather(ops.concat([met, met_behind], 0), at.from_queries)
+    outs = [
+        ops.add(ops.gather(product, part.from_queries), ops.matmul(chunk.inside, w))
+        for product, part, chunk, w in ((met, at.before, first, placed), (met_behind, at.behind, second, placed_behind))
+    ]
     made = {
-        "k": ops.split(qk, [1, 1], 1)[1],
+        "k": ops.gather(pieces, at.new_keys),
         "w": wanted,
         "w_behind": wanted_behind,
         "full_state": _advance(ops, second, pieces, state, placed_behind, at.behind, at.full),
     }
-    return ops.add(from_state, ops.gather(ops.reshape(inside, [-1, spec.value_dim]), at.inside)), made
+    return ops.gather(ops.reshape(ops.concat(outs, 0), [-1, spec.value_dim]), at.new), made
 
 
 def _convolve(
@@ -165,7 +167,7 @@ def _chunks(ops: Ops, pieces: Value, gates: Value, at: Window, spec: DeltaSpec) 
     signed = ops.reshape(ops.multiply(ops.reshape(so_far, [1, n, heads, CHUNK, 1]), signs), [-1, 1])
 
     first, second = (
-        _Chunk(ops.multiply(ops.gather(signed, part.decays), ops.gather(pieces, part.both)), *values)
+        _Chunk(ops.multiply(ops.gather(pieces, part.both), ops.gather(signed, part.decays)), *values)
         for part, values in zip((at.before, at.behind), zip(*parts, strict=True), strict=True)
     )
     return first, second
@@ -198,7 +200,7 @@ def _meet(
     """Multiply rows of a call with the state, if there is one; return the product and W, both in pieces."""
     product = ops.reshape(ops.matmul(chunk.both, state), [-1, spec.value_dim])
     # no sum of a product: whether that is one rounding or two would depend on whether n is fixed
-    return product, ops.multiply(beta, ops.add(values, ops.gather(product, part.from_keys)))
+    return product, ops.multiply(ops.add(ops.gather(product, part.from_keys), values), beta)
 
 
 def _advance(ops: Ops, chunk: _Chunk, pieces: Value, state: Value, wanted: Value, part: Part, reached: Value) -> Value:

@@ -6,16 +6,16 @@ has to be committed as a whole.
 
 Ports, all f32 but where noted, of every recurrent layer. Inputs: `past_rows` [kernel - 1, conv_width], the projected
 rows before the call's own; what is kept of the rows since the boundary, oldest first, the rest finite and ignored:
-`past_k` [(CHUNK - 1) * key_heads, key_dim], `past_w` [CHUNK - 1, value_heads * value_dim], `past_gates` [CHUNK - 1, 2 *
-value_heads]; `state` [value_heads, key_dim, value_dim]. Outputs: `rows`, `k`, `gates`, the T rows to keep; `w` those
-before the window's boundary, `w_behind` those behind it; `next_state.i` [1, …], the state after the first chunk, if the
-rows reach its end.
+`past_k` [(CHUNK - 1) * key_heads, key_dim], `past_w` [(CHUNK - 1) * value_heads, value_dim], `past_gates` [CHUNK - 1,
+2 * value_heads]; `state` [value_heads, key_dim, value_dim]. Outputs: `rows`, `k`, `w`, `gates`, the T rows to keep, and
+in place of those of `w` behind the boundary the rows of `w_behind`; `next_state.i` [1, …], the state after the first
+chunk, if the rows reach its end.
 
-Ports for all: `pending_rows` i32 [1], the number of kept rows; `rows_before` and `rows_behind` i32, those of the call's
-rows that meet the state before and behind the boundary. For up to CHUNK rows that is any of them; of more, those that
-stand there. `rows_behind` is empty when the rows reach no boundary, and then all behind it costs nothing. `full` [1]
-holds a 1, or nothing when the rows do not fill the window: `full_state` [layers, …], the state after it, is empty then.
-A backend with a kernel for the recurrence has other ports, see `sequential_delta`.
+Ports for all: `pending_rows` i32 [1], the number of kept rows; `rows_before` and `rows_behind` i32, which of the call's
+rows stand before and behind the window's boundary. The latter is empty when the rows do not reach it, and then what
+lies behind costs next to nothing; when they just do, it is the last row. `full` [1] holds a 1, or nothing when the rows
+do not fill the window: `full_state` [layers, …], the state after it, is empty then. A backend with a kernel for the
+recurrence has other ports, see `sequential_delta`.
 """
 
 import functools
@@ -39,6 +39,7 @@ class Part:
     both: Value  # [1, value_heads, 2 * R]: queries, then keys, of its rows
     decays: Value  # [1, value_heads, 2 * R]: their places in [2, WINDOW / CHUNK, value_heads, CHUNK]
     from_keys: Value  # pieces of the product with the state, for those of `w` or `w_behind`
+    from_queries: Value  # [n, value_heads, CHUNK]: the same for each place of the chunk; any where a row is kept
     wanted: Value  # [n, value_heads, CHUNK]: pieces of W, kept rows before new ones, for each place of the chunk
     keys: Value  # [m, value_heads, CHUNK], for each place; m is 1, or 0 if the rows do not reach the chunk's end
 
@@ -54,8 +55,8 @@ class Window:
     before: Part
     behind: Part
     own: Value  # [R * value_heads]: the pieces of `rows_behind` among those of all rows of the call
-    from_queries: Value  # [T * value_heads]: pieces of the products with both states
-    inside: Value  # [T * value_heads]: pieces of the window
+    new_keys: Value  # [T * key_heads]: those of the call's rows
+    new: Value  # [T * value_heads]: the call's pieces of the window
     crossing: Value  # f32 [n, 1, 1, 1]: 1, or empty when the rows do not reach the window's first boundary
     full: Value  # f32 [m, 1, 1, 1]: 1, or empty when the rows do not fill the window
 
@@ -153,14 +154,13 @@ def _window(ops: Ops, spec: DeltaSpec, call_rows: Dim, ids: Value, pending: Valu
     def decays(place: Value) -> Value:
         return ops.reshape(outer(steps(heads, CHUNK), steps(2, WINDOW * heads), place), [1, heads, -1])
 
-    def met(index: Value, listed: Value, kind: int) -> Value:
-        """Pieces of the product of `listed` rows with a state: queries (0) or keys (1) of the rows at `index`."""
-        return outer(index, ops.multiply(ops.add(steps(heads, 2), const(kind)), ops.rows(listed)))
+    def met(listed: Value, kind: int) -> Value:
+        """The first piece of each head in the product of `listed` rows with a state, of queries (0) or keys (1)."""
+        return ops.multiply(ops.add(steps(heads, 2), const(kind)), ops.rows(listed))
 
-    in_before, in_behind = ops.minimum(offsets, ops.subtract(ops.rows(before), const(1))), ops.subtract(behind, border)
-    from_behind = ops.add(
-        met(at_least_0(ops.subtract(offsets, border)), behind, 0), ops.multiply(ops.rows(before), const(2 * heads))
-    )
+    def in_before(index: Value) -> Value:
+        return ops.minimum(index, ops.subtract(ops.rows(before), const(1)))
+
     behind_places = at_least_0(ops.subtract(ops.add(behind, pending), const(CHUNK)))
     new_behind = ops.subtract(ops.slice(new, CHUNK, WINDOW, 0), border)
     filled = ops.multiply(ops.convert(full, "i32"), const(0))
@@ -172,20 +172,22 @@ def _window(ops: Ops, spec: DeltaSpec, call_rows: Dim, ids: Value, pending: Valu
         before=Part(
             both=both(before),
             decays=decays(ops.add(before, pending)),
-            from_keys=flat(met(in_before, before, 1)),
+            from_keys=flat(outer(in_before(offsets), met(before, 1))),
+            from_queries=outer(const(0), met(before, 0), in_before(ops.slice(new, 0, CHUNK, 0))),
             wanted=outer(const(0), steps(heads, 1), ops.multiply(ops.slice(window_rows, 0, CHUNK, 0), const(heads))),
             keys=outer(nothing, of_value_heads, ops.slice(window_keys, 0, CHUNK, 0)),
         ),
         behind=Part(
             both=both(behind),
             decays=decays(ops.add(behind_places, const(heads * CHUNK))),
-            from_keys=flat(met(in_behind, behind, 1)),
+            from_keys=flat(outer(ops.subtract(behind, border), met(behind, 1))),
+            from_queries=outer(nothing, met(behind, 0), new_behind),
             wanted=outer(nothing, steps(heads, 1), ops.multiply(new_behind, const(heads))),
             keys=outer(filled, of_value_heads, ops.slice(window_keys, CHUNK, WINDOW, 0)),
         ),
         own=flat(outer(ops.multiply(behind, const(heads)), steps(heads, 1))),
-        from_queries=flat(ops.select(ops.reshape(is_before, [-1, 1]), met(in_before, before, 0), from_behind)),
-        inside=flat(
+        new_keys=flat(outer(ops.add(queries(offsets), const(keys)), steps(keys, 1))),
+        new=flat(
             outer(ops.add(places, ops.select(is_before, const(0), const((heads - 1) * CHUNK))), steps(heads, CHUNK))
         ),
         crossing=ops.reshape(ops.convert(ops.add(nothing, const(1)), "f32"), [-1, 1, 1, 1]),
