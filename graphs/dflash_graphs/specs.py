@@ -79,11 +79,10 @@ class DeltaSpec:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def kept_widths(self, has_window: bool) -> dict[str, int]:
-        """Values per row, by port, of what is kept of the up to CHUNK - 1 rows since the last boundary."""
+        """Values per row, by port, of what is kept of the rows since the last boundary; see `recurrence.py`."""
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        return ({"k": keys, "w": values} if has_window else {"qk": 2 * keys, "v": values}) | {
-            "gates": 2 * self.value_heads
-        }
+        vectors = {"k": keys, "w": values} if has_window else {"qk": 2 * keys, "v": values}
+        return vectors | {"gates": 2 * self.value_heads}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 Knows the ports of `dflash_graphs.recurrence`. Does not know which library runs the graph.
 """
 
+import functools
 from collections.abc import Container, Sequence
 
 import numpy as np
@@ -12,8 +13,14 @@ from numpy.typing import NDArray
 from .backends import Graph
 
 Arrays = Sequence[NDArray[np.float32]]
-_ROWS = np.arange(WINDOW, dtype=np.int32)
 _FLAGS = [np.ones(n, np.float32) for n in (0, 1)]
+
+
+@functools.cache  # the same arrays each time: what is bound is seen at once
+def _listed(pending: int, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Which of a call's rows stand before and behind the window's boundary; of the latter one at least, if reached."""
+    border, all_rows = CHUNK - pending, np.arange(rows, dtype=np.int32)
+    return all_rows[:border], all_rows[min(border, rows - 1) :] if rows >= border else all_rows[:0]
 
 
 def most_rows(ports: Container[str]) -> int:
@@ -55,9 +62,9 @@ class RecurrentLayers:
             raise ValueError(f"a call takes {self._most_rows - pending} rows here at most, not {rows}")
         self._boundaries[0] = boundaries = (pending + rows) // CHUNK
         if self._has_window:
-            border = CHUNK - pending
-            self._graph.bind("rows_before", _ROWS[:rows][:border])
-            self._graph.bind("rows_behind", _ROWS[min(border, rows - 1) : rows] if boundaries else _ROWS[:0])
+            before, behind = _listed(pending, rows)
+            self._graph.bind("rows_before", before)
+            self._graph.bind("rows_behind", behind)
             self._graph.bind("full", _FLAGS[boundaries > 1])
 
     def commit(self, pending: int, count: int) -> None:
