@@ -106,90 +106,121 @@ def _row_widths(spec: DeltaSpec, has_window: bool) -> dict[str, int]:
     return widths | {"w_behind": widths["w"]} if has_window else widths
 
 
-def _window(ops: Ops, spec: DeltaSpec, call_rows: Dim, ids: Value, pending: Value) -> Window:
-    keys, heads, repeat = spec.key_heads, spec.value_heads, spec.value_heads // spec.key_heads
+class _Indices:
+    """Arithmetic with i32 indices of rows, places and pieces."""
 
-    def const(*values: int) -> Value:
-        return ops.constant(np.array(values, np.int32))
+    def __init__(self, ops: Ops, spec: DeltaSpec) -> None:
+        self.ops, self.keys, self.heads = ops, spec.key_heads, spec.value_heads
+        repeat = spec.value_heads // spec.key_heads
+        self.key_of_value_head = self.const(*(head // repeat for head in range(self.heads)))
 
-    def steps(count: int, step: int) -> Value:
-        return const(*range(0, count * step, step))
+    def const(self, *values: int) -> Value:
+        return self.ops.constant(np.array(values, np.int32))
 
-    def outer(*terms: Value) -> Value:
+    def steps(self, count: int, step: int) -> Value:
+        return self.const(*range(0, count * step, step))
+
+    def outer(self, *terms: Value) -> Value:
         """The sums of all combinations, an axis for each term."""
         rank = len(terms)
-        spread = (ops.reshape(x, [-1 if i == j else 1 for j in range(rank)]) for i, x in enumerate(terms))
-        return functools.reduce(ops.add, spread)
+        spread = (self.ops.reshape(x, [-1 if i == j else 1 for j in range(rank)]) for i, x in enumerate(terms))
+        return functools.reduce(self.ops.add, spread)
 
-    def flat(x: Value) -> Value:
-        return ops.reshape(x, [-1])
+    def flat(self, *terms: Value) -> Value:
+        return self.ops.reshape(self.outer(*terms), [-1])
 
-    def at_least_0(x: Value) -> Value:
-        return ops.subtract(x, ops.minimum(x, const(0)))
+    def at_least_0(self, x: Value) -> Value:
+        return self.ops.subtract(x, self.ops.minimum(x, self.const(0)))
 
-    def queries(row: Value) -> Value:
+    def queries(self, row: Value) -> Value:
         """The first piece of a new row, behind the kept keys; its queries stand before its keys."""
-        return ops.add(ops.multiply(row, const(2 * keys)), const((CHUNK - 1) * keys))
+        return self.ops.add(self.ops.multiply(row, self.const(2 * self.keys)), self.const((CHUNK - 1) * self.keys))
 
-    def by_head(x: Value) -> Value:
+    def by_head(self, x: Value) -> Value:
         """[WINDOW] -> [WINDOW / CHUNK, key_heads, CHUNK]"""
-        return ops.add(ops.reshape(x, [WINDOW // CHUNK, 1, CHUNK]), ops.reshape(steps(keys, 1), [1, keys, 1]))
+        heads = self.ops.reshape(self.steps(self.keys, 1), [1, self.keys, 1])
+        return self.ops.add(self.ops.reshape(x, [WINDOW // CHUNK, 1, CHUNK]), heads)
 
+    def met(self, listed: Value, kind: int) -> Value:
+        """The first piece of each head in the product of `listed` rows with a state, of queries (0) or keys (1)."""
+        return self.ops.multiply(self.ops.add(self.steps(self.heads, 2), self.const(kind)), self.ops.rows(listed))
+
+    def part(
+        self, listed: Value, places: Value, rows: Value, new: Value, wanted: Value, keys: Value, n: Value, m: Value
+    ) -> Part:
+        """Of the rows `listed`, at `places` of the window.
+
+        `rows` and `new` say where in the list a row of W, or the row at a place of the chunk, stands; `wanted` and
+        `keys` what stands at each place; `n` and `m` hold a 0 each, or nothing where a chunk, or its end, is not met.
+        """
+        heads, shape = self.heads, [1, self.heads, -1]
+        both = self.outer(self.key_of_value_head, self.steps(2, self.keys), self.queries(listed))
+        decays = self.outer(self.steps(heads, CHUNK), self.steps(2, WINDOW * heads), places)
+        return Part(
+            both=self.ops.reshape(both, shape),
+            decays=self.ops.reshape(decays, shape),
+            from_keys=self.flat(rows, self.met(listed, 1)),
+            from_queries=self.outer(n, self.met(listed, 0), new),
+            wanted=self.outer(n, self.steps(heads, 1), self.ops.multiply(wanted, self.const(heads))),
+            keys=self.outer(m, self.key_of_value_head, keys),
+        )
+
+
+def _window(ops: Ops, spec: DeltaSpec, call_rows: Dim, ids: Value, pending: Value) -> Window:
+    index = _Indices(ops, spec)
+    const, steps, at_least_0, heads = index.const, index.steps, index.at_least_0, spec.value_heads
     before, behind = (ops.input(f"rows_{part}", [call_rows], "i32") for part in ("before", "behind"))
     full = ops.input("full", [1])
-    nothing = ops.multiply(ops.slice(behind, 0, 1, 0), const(0))  # [n]
-    rows, offsets = ops.rows(ids), ops.subtract(ids, ops.slice(ids, 0, 1, 0))  # T; 0, 1, ... T - 1
-    border = ops.minimum(ops.subtract(const(CHUNK), pending), ops.subtract(rows, const(1)))  # the first of `behind`
-
-    at, places = steps(WINDOW, 1), ops.add(offsets, pending)
-    is_kept, is_before = ops.less(at, pending), ops.less(places, const(CHUNK))
-    new = ops.minimum(at_least_0(ops.subtract(at, pending)), ops.subtract(rows, const(1)))
-    window_rows = ops.select(is_kept, at, ops.add(new, const(CHUNK - 1)))
-    window_keys = ops.select(is_kept, ops.multiply(at, const(keys)), ops.add(queries(new), const(keys)))
-    of_value_heads = const(*(head // repeat for head in range(heads)))
-
-    def both(listed: Value) -> Value:
-        return ops.reshape(outer(of_value_heads, steps(2, keys), queries(listed)), [1, heads, -1])
-
-    def decays(place: Value) -> Value:
-        return ops.reshape(outer(steps(heads, CHUNK), steps(2, WINDOW * heads), place), [1, heads, -1])
-
-    def met(listed: Value, kind: int) -> Value:
-        """The first piece of each head in the product of `listed` rows with a state, of queries (0) or keys (1)."""
-        return ops.multiply(ops.add(steps(heads, 2), const(kind)), ops.rows(listed))
-
-    def in_before(index: Value) -> Value:
-        return ops.minimum(index, ops.subtract(ops.rows(before), const(1)))
-
-    behind_places = at_least_0(ops.subtract(ops.add(behind, pending), const(CHUNK)))
-    new_behind = ops.subtract(ops.slice(new, CHUNK, WINDOW, 0), border)
+    reached = ops.multiply(ops.slice(behind, 0, 1, 0), const(0))  # a 0, or nothing
     filled = ops.multiply(ops.convert(full, "i32"), const(0))
+
+    offsets, last = ops.subtract(ids, ops.slice(ids, 0, 1, 0)), ops.subtract(ops.rows(ids), const(1))  # 0, 1, ... last
+    border = ops.minimum(ops.subtract(const(CHUNK), pending), last)  # the first of `behind`
+    at, places = steps(WINDOW, 1), ops.add(offsets, pending)
+    is_kept = ops.less(at, pending)
+    new = ops.minimum(at_least_0(ops.subtract(at, pending)), last)
+    rows = ops.select(is_kept, at, ops.add(new, const(CHUNK - 1)))
+    new_keys = ops.add(index.queries(new), const(spec.key_heads))
+    keys = ops.select(is_kept, ops.multiply(at, const(spec.key_heads)), new_keys)
+
+    def halves(x: Value) -> list[Value]:
+        return [ops.slice(x, i, i + CHUNK, 0) for i in (0, CHUNK)]
+
+    def in_before(row: Value) -> Value:
+        return ops.minimum(row, ops.subtract(ops.rows(before), const(1)))
+
+    (new_before, new_behind), (keys_before, keys_behind) = halves(new), halves(keys)
+    new_behind = ops.subtract(new_behind, border)
+    places_behind = at_least_0(ops.subtract(ops.add(behind, pending), const(CHUNK)))
+    beyond = ops.select(ops.less(places, const(CHUNK)), const(0), const((heads - 1) * CHUNK))
     return Window(
         taps=[ops.add(offsets, const(j)) for j in range(spec.kernel - 1)],
-        queries=by_head(queries(new)),
-        keys=by_head(window_keys),
-        rows=window_rows,
-        before=Part(
-            both=both(before),
-            decays=decays(ops.add(before, pending)),
-            from_keys=flat(outer(in_before(offsets), met(before, 1))),
-            from_queries=outer(const(0), met(before, 0), in_before(ops.slice(new, 0, CHUNK, 0))),
-            wanted=outer(const(0), steps(heads, 1), ops.multiply(ops.slice(window_rows, 0, CHUNK, 0), const(heads))),
-            keys=outer(nothing, of_value_heads, ops.slice(window_keys, 0, CHUNK, 0)),
+        queries=index.by_head(index.queries(new)),
+        keys=index.by_head(keys),
+        rows=rows,
+        before=index.part(
+            before,
+            ops.add(before, pending),
+            in_before(offsets),
+            in_before(new_before),
+            halves(rows)[0],
+            keys_before,
+            const(0),
+            reached,
         ),
-        behind=Part(
-            both=both(behind),
-            decays=decays(ops.add(behind_places, const(heads * CHUNK))),
-            from_keys=flat(outer(ops.subtract(behind, border), met(behind, 1))),
-            from_queries=outer(nothing, met(behind, 0), new_behind),
-            wanted=outer(nothing, steps(heads, 1), ops.multiply(new_behind, const(heads))),
-            keys=outer(filled, of_value_heads, ops.slice(window_keys, CHUNK, WINDOW, 0)),
+        behind=index.part(
+            behind,
+            ops.add(places_behind, const(heads * CHUNK)),
+            ops.subtract(behind, border),
+            new_behind,
+            new_behind,
+            keys_behind,
+            reached,
+            filled,
         ),
-        own=flat(outer(ops.multiply(behind, const(heads)), steps(heads, 1))),
-        new_keys=flat(outer(ops.add(queries(offsets), const(keys)), steps(keys, 1))),
-        new=flat(
-            outer(ops.add(places, ops.select(is_before, const(0), const((heads - 1) * CHUNK))), steps(heads, CHUNK))
-        ),
-        crossing=ops.reshape(ops.convert(ops.add(nothing, const(1)), "f32"), [-1, 1, 1, 1]),
+        own=index.flat(ops.multiply(behind, const(heads)), steps(heads, 1)),
+        new_keys=index.flat(ops.add(index.queries(offsets), const(spec.key_heads)), steps(spec.key_heads, 1)),
+        new=index.flat(ops.add(places, beyond), steps(heads, CHUNK)),
+        crossing=ops.reshape(ops.convert(ops.add(reached, const(1)), "f32"), [-1, 1, 1, 1]),
         full=ops.reshape(full, [-1, 1, 1, 1]),
     )
