@@ -129,9 +129,6 @@ class _Indices:
     def flat(self, *terms: Value) -> Value:
         return self.ops.reshape(self.outer(*terms), [-1])
 
-    def at_least_0(self, x: Value) -> Value:
-        return self.ops.subtract(x, self.ops.minimum(x, self.const(0)))
-
     def queries(self, row: Value) -> Value:
         """The first piece of a new row, behind the kept keys; its queries stand before its keys."""
         return self.ops.add(self.ops.multiply(row, self.const(2 * self.keys)), self.const((CHUNK - 1) * self.keys))
@@ -145,8 +142,20 @@ class _Indices:
         """The first piece of each head in the product of `listed` rows with a state, of queries (0) or keys (1)."""
         return self.ops.multiply(self.ops.add(self.steps(self.heads, 2), self.const(kind)), self.ops.rows(listed))
 
+    def halves(self, x: Value) -> list[Value]:
+        return [self.ops.slice(x, start, start + CHUNK, 0) for start in (0, CHUNK)]
+
+    def standing(self, pending: Value, last: Value) -> tuple[Value, Value, Value]:
+        """For each place of the window the new row there, any where one is kept; the row of (kept, new); its keys."""
+        ops, at = self.ops, self.steps(WINDOW, 1)
+        is_kept, new = ops.less(at, pending), ops.subtract(at, pending)
+        new = ops.minimum(ops.select(is_kept, self.const(0), new), last)
+        rows = ops.select(is_kept, at, ops.add(new, self.const(CHUNK - 1)))
+        new_keys = ops.add(self.queries(new), self.const(self.keys))
+        return new, rows, ops.select(is_kept, ops.multiply(at, self.const(self.keys)), new_keys)
+
     def part(
-        self, listed: Value, places: Value, rows: Value, new: Value, wanted: Value, keys: Value, n: Value, m: Value
+        self, listed: Value, places: Value, *, rows: Value, new: Value, wanted: Value, keys: Value, n: Value, m: Value
     ) -> Part:
         """Of the rows `listed`, at `places` of the window.
 
@@ -167,60 +176,48 @@ class _Indices:
 
 
 def _window(ops: Ops, spec: DeltaSpec, call_rows: Dim, ids: Value, pending: Value) -> Window:
-    index = _Indices(ops, spec)
-    const, steps, at_least_0, heads = index.const, index.steps, index.at_least_0, spec.value_heads
+    """Minima keep indices of what nothing reads inside their lists: backends differ in what they do beyond."""
+    index, heads, full = _Indices(ops, spec), spec.value_heads, ops.input("full", [1])
+    const, zero = index.const, index.const(0)
     before, behind = (ops.input(f"rows_{part}", [call_rows], "i32") for part in ("before", "behind"))
-    full = ops.input("full", [1])
-    reached = ops.multiply(ops.slice(behind, 0, 1, 0), const(0))  # a 0, or nothing
-    filled = ops.multiply(ops.convert(full, "i32"), const(0))
-
+    reached, filled = ops.multiply(ops.slice(behind, 0, 1, 0), zero), ops.multiply(ops.convert(full, "i32"), zero)
     offsets, last = ops.subtract(ids, ops.slice(ids, 0, 1, 0)), ops.subtract(ops.rows(ids), const(1))  # 0, 1, ... last
     border = ops.minimum(ops.subtract(const(CHUNK), pending), last)  # the first of `behind`
-    at, places = steps(WINDOW, 1), ops.add(offsets, pending)
-    is_kept = ops.less(at, pending)
-    new = ops.minimum(at_least_0(ops.subtract(at, pending)), last)
-    rows = ops.select(is_kept, at, ops.add(new, const(CHUNK - 1)))
-    new_keys = ops.add(index.queries(new), const(spec.key_heads))
-    keys = ops.select(is_kept, ops.multiply(at, const(spec.key_heads)), new_keys)
-
-    def halves(x: Value) -> list[Value]:
-        return [ops.slice(x, i, i + CHUNK, 0) for i in (0, CHUNK)]
-
-    def in_before(row: Value) -> Value:
-        return ops.minimum(row, ops.subtract(ops.rows(before), const(1)))
-
-    (new_before, new_behind), (keys_before, keys_behind) = halves(new), halves(keys)
+    places, to_second = ops.add(offsets, pending), const((heads - 1) * CHUNK)
+    new, rows, keys = index.standing(pending, last)
+    (new_before, new_behind), (keys_before, keys_behind) = index.halves(new), index.halves(keys)
     new_behind = ops.subtract(new_behind, border)
-    places_behind = at_least_0(ops.subtract(ops.add(behind, pending), const(CHUNK)))
-    beyond = ops.select(ops.less(places, const(CHUNK)), const(0), const((heads - 1) * CHUNK))
+    first = index.part(
+        before,
+        ops.add(before, pending),
+        rows=ops.minimum(offsets, ops.subtract(ops.rows(before), const(1))),
+        new=new_before,
+        wanted=index.halves(rows)[0],
+        keys=keys_before,
+        n=zero,
+        m=reached,
+    )
+    second = index.part(
+        behind,
+        ops.add(ops.add(behind, pending), to_second),
+        rows=ops.subtract(behind, border),
+        new=new_behind,
+        wanted=new_behind,
+        keys=keys_behind,
+        n=reached,
+        m=filled,
+    )
+    moved = ops.select(ops.less(places, const(CHUNK)), zero, to_second)
     return Window(
         taps=[ops.add(offsets, const(j)) for j in range(spec.kernel - 1)],
         queries=index.by_head(index.queries(new)),
         keys=index.by_head(keys),
         rows=rows,
-        before=index.part(
-            before,
-            ops.add(before, pending),
-            in_before(offsets),
-            in_before(new_before),
-            halves(rows)[0],
-            keys_before,
-            const(0),
-            reached,
-        ),
-        behind=index.part(
-            behind,
-            ops.add(places_behind, const(heads * CHUNK)),
-            ops.subtract(behind, border),
-            new_behind,
-            new_behind,
-            keys_behind,
-            reached,
-            filled,
-        ),
-        own=index.flat(ops.multiply(behind, const(heads)), steps(heads, 1)),
-        new_keys=index.flat(ops.add(index.queries(offsets), const(spec.key_heads)), steps(spec.key_heads, 1)),
-        new=index.flat(ops.add(places, beyond), steps(heads, CHUNK)),
+        before=first,
+        behind=second,
+        own=index.flat(ops.multiply(behind, const(heads)), index.steps(heads, 1)),
+        new_keys=index.flat(ops.add(index.queries(offsets), const(index.keys)), index.steps(index.keys, 1)),
+        new=index.flat(ops.add(places, moved), index.steps(heads, CHUNK)),
         crossing=ops.reshape(ops.convert(ops.add(reached, const(1)), "f32"), [-1, 1, 1, 1]),
         full=ops.reshape(full, [-1, 1, 1, 1]),
     )
