@@ -18,6 +18,7 @@ from .protocols import FloatRows, Logits, Rows, Snapshot, Tokens
 from .recurrent import RecurrentLayers, most_rows
 
 _PREFILL_ROWS = 256
+CONTEXT_ROWS = 64  # of features that wait for the next draft
 
 
 class _TokenInputs:
@@ -58,7 +59,8 @@ class CachedTarget:
             self._graph.bind("pending_rows", self._pending)
             self._recurrent = RecurrentLayers(self._graph, ports, len(spec.delta_layers), spec.delta)
         self._has_features = bundle.manifest.drafter is not None
-        self.verify([0] * 2)  # weights are packed at the first call, if not before; now, not in the first request
+        # weights are packed at the first call, if not before; buffers that grow with each wider one would leave holes
+        self.verify([0] * WINDOW)
 
     def prefill_piece(self, left: int) -> int:
         if self._recurrent is None:
@@ -124,8 +126,8 @@ class LanguageModelHead:
             self._drafter = self._target.twin()
             self._drafter.bind("hidden", np.zeros((0, width), np.float32))
             self._target.bind("drafted", np.zeros((0, width), np.float32))
-            self.draft(np.zeros((2, width), np.float32))
-        self(np.zeros((2, width), np.float32))
+            self.draft(np.zeros((CHUNK, width), np.float32))
+        self(np.zeros((CHUNK, width), np.float32))
 
     def __call__(self, hidden: FloatRows) -> Logits:
         self._target.bind("hidden", hidden)
@@ -153,8 +155,8 @@ class Drafter:
         self._graph, self._cache = backend.attention_graph(bundle, "drafter", settings, capacity + spec.block_size)
         self._context = backend.graph(bundle, "drafter_context", settings)
         self._inputs = _TokenInputs(self._graph, embeddings, spec.block_size, spec.hidden_size)
-        self.extend(np.zeros((2, spec.feature_width), np.float32))
-        self.block(0, 2)
+        self.extend(np.zeros((CONTEXT_ROWS, spec.feature_width), np.float32))
+        self.block(0, spec.block_size)
         self.rewind(0)
 
     def extend(self, features: FloatRows) -> None:

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .models import Drafter, LanguageModelHead
+from .models import CONTEXT_ROWS, Drafter, LanguageModelHead
 from .protocols import FloatRows, Proposal, Rows
-
-_MOST_WAITING = 256  # rows of features kept until the next draft
 
 
 class DFlashProposer:
@@ -29,7 +27,7 @@ class DFlashProposer:
         self._waiting.append(rows.features[: len(tokens)].copy())
         for token in tokens:
             self._missing += 0.02 * ((token >= self._head.draft_vocabulary) - self._missing)
-        if sum(map(len, self._waiting)) >= _MOST_WAITING:
+        if sum(map(len, self._waiting)) >= CONTEXT_ROWS:
             self._extend()
 
     def propose(self, anchor: int, count: int) -> Proposal:
