@@ -38,7 +38,8 @@ def gated_delta(
     """Run the layer's convolution and recurrence on its projected rows.
 
     `mixed` [T, conv_width] is the output of in_proj_qkv, `gates` [T, 2 * value_heads] those of in_proj_a and in_proj_b;
-    `weights` is read at `layers.i.linear_attn.*`. Returns [T * value_heads, value_dim], before the gated norm.
+    `weights` is read at `layers.i.linear_attn.*`. Returns [T * value_heads, value_dim], before the gated norm and
+    too large by sqrt(key_dim), as queries are not scaled.
     """
     with ops.precise():
         qk, values = _convolve(ops, at.inputs["past_rows"][layer], mixed, layer, spec, at.place, weights)
@@ -73,7 +74,7 @@ def _window(
     """
     qk, values, gates, beta = new
     sizes = [1, spec.value_heads, spec.key_dim, spec.value_dim]
-    pieces = ops.concat([kept["k"], ops.reshape(qk, [-1, spec.key_dim])], 0)
+    pieces = ops.concat([kept["k"], qk], 0)
     first, second = _chunks(ops, pieces, ops.concat([kept["gates"], gates], 0), at, spec)
     values, beta = ops.reshape(values, [-1, spec.value_dim]), ops.reshape(beta, [-1, 1])
     state = ops.reshape(state, sizes)
@@ -102,7 +103,7 @@ def _convolve(
 ) -> tuple[Value, Value]:
     """Causal depthwise convolution and SiLU of the rows `own` [T, conv_width], after those of `past` [kernel - 1, …].
 
-    Returns unit queries (scaled) and keys [T, 2, key_heads, key_dim], and values [T, value_heads * value_dim].
+    Returns unit queries and keys [T * 2 * key_heads, key_dim], and values [T, value_heads * value_dim].
     """
     kernel = weights.array(f"layers.{layer}.linear_attn.conv1d.weight").reshape(spec.conv_width, spec.kernel)
     rows = ops.concat([past, own], 0)
@@ -114,8 +115,8 @@ def _convolve(
         terms = [ops.multiply(x, tap) for x, tap in zip(tapped, constants, strict=True)]
         rows = ops.silu(functools.reduce(ops.add, terms))
     qk, values = ops.split(rows, [2 * spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim], 1)
-    scale = np.array([spec.key_dim**-0.5, 1.0], np.float32).reshape(1, 2, 1, 1)
-    return ops.l2_norm(ops.reshape(qk, [-1, 2, spec.key_heads, spec.key_dim]), 1e-6, scale), values
+    unit = np.full(spec.key_dim, spec.key_dim**-0.5, np.float32)  # OpenVINO has a kernel for this norm only
+    return ops.rms_norm(ops.reshape(qk, [-1, spec.key_dim]), unit, 1e-6 / spec.key_dim), values
 
 
 def _gates(ops: Ops, gates: Value, layer: int, spec: DeltaSpec, weights: Weights) -> tuple[Value, Value]:

@@ -54,11 +54,6 @@ class OnnxOps(OnnxGraph):
     def rms_norm(self, x: Value, weight: Array, eps: float) -> Value:
         return self._emit("RMSNormalization", [x, self.constant(weight)], axis=-1, epsilon=eps)[0]
 
-    def l2_norm(self, x: Value, eps: float, scale: Array) -> Value:
-        squares = self._emit("ReduceSumSquare", [x, self._index([-1])], keepdims=1)[0]
-        length = self._emit("Sqrt", [self.add(squares, self.constant(np.array(eps, np.float32)))])[0]
-        return self.multiply(self._emit("Div", [x, length])[0], self.constant(scale))
-
     # elementwise
 
     def add(self, a: Value, b: Value) -> Value:

@@ -129,16 +129,10 @@ class OpenVinoOps:
         return value if weight.group_size is None else self.reshape(value, [out, width])
 
     def rms_norm(self, x: Value, weight: Array, eps: float) -> Value:
-        return self._normalize(x, op.reduce_mean, eps, weight)
-
-    def l2_norm(self, x: Value, eps: float, scale: Array) -> Value:
-        return self._normalize(x, op.reduce_sum, eps, scale)
-
-    def _normalize(self, x: Value, reduce: Any, eps: float, weight: Array) -> Value:
         with self.precise():
             squares = self.multiply(x, x)  # a power of 2 would match the pattern of NormalizeL2 and lose the mark
-            total = self._emit(reduce(squares, _index([-1]), True))
-            shifted = self.add(total, self.constant(np.array(eps, np.float32)))
+            mean = self._emit(op.reduce_mean(squares, _index([-1]), True))
+            shifted = self.add(mean, self.constant(np.array(eps, np.float32)))
             inverse = self._emit(op.power(shifted, self.constant(np.array(-0.5, np.float32))))
             return self.multiply(self.multiply(x, inverse), self.constant(weight))
 

@@ -64,6 +64,7 @@ def _delta_layer(ops: Ops, i: int, h: Value, spec: TargetSpec, weights: Weights,
     stacked = np.concatenate(floats)
     gates = ops.linear(h, Matrix(stacked, (len(stacked), spec.hidden_size)))
     out = gated_delta(ops, i, mixed, gates, delta, at, weights)
-    out = ops.rms_norm(out, weights.array(f"{prefix}.norm.weight"), spec.rms_eps)
+    eps = spec.rms_eps * delta.key_dim  # instead of a scale for the queries
+    out = ops.rms_norm(out, weights.array(f"{prefix}.norm.weight"), eps)
     out = ops.multiply(ops.reshape(out, [-1, delta.value_heads * delta.value_dim]), ops.silu(gate))
     return ops.linear(out, weights.matrix(f"{prefix}.out_proj.weight"))
