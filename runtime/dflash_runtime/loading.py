@@ -65,13 +65,13 @@ def load_models(
     path = tuning_path(bundle, settings)
     tuning = read_tuning(path)
     with releasing_mapped(bundle.folder):
-        room = max(max_context, 2 * CHUNK)  # measuring takes some
+        room = max(max_context, 4 * CHUNK)  # first calls and measuring take some
         exact, target, head, rows, difference = _load_exact(backend, bundle, embeddings, settings, room, tuning)
         drafter, dflash = None, None
         proposer: Proposer = LookupProposer()
         if drafting != "lookup":
             own = _own_settings(backend, bundle, "drafter", exact)
-            drafter = Drafter(backend, bundle, embeddings, own, max_context)
+            drafter = Drafter(backend, bundle, embeddings, own, room)
             proposer = dflash = DFlashProposer(drafter, head)
             if drafting == "dflash+lookup":
                 proposer = OverrideProposer(dflash, LookupProposer(_OVERRIDING_MATCH))

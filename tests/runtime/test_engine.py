@@ -96,6 +96,12 @@ def test_too_long_is_said_before_anything_is_computed(engine: Engine) -> None:
     assert engine.context.tokens == []
 
 
+@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+def test_a_context_of_a_few_tokens(small_bundle: Callable[..., Path], backend: str) -> None:
+    engine = load(small_bundle("f32", backend), max_context=8)
+    assert len(engine.generate([1, 2, 3], GenerationConfig(max_new_tokens=5, ignore_eos=True)).token_ids) == 5
+
+
 def test_truncate_left_keeps_the_end(engine: Engine) -> None:
     ids = [*engine.encode("x y z ") * 300, *engine.encode(PROMPT)]
     cut = engine.generate(ids, replace(SHORT, truncate="left"))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import openvino as ov
 import pytest
+from dflash_graphs.manifest import read_manifest
 from dflash_runtime.device import precisions
 
 _KEYS = ("layerType", "outputPrecisions", "originalLayersNames")
@@ -33,9 +34,17 @@ def test_no_marked_node_runs_in_bf16(small_bundle: Callable[[str], Path]) -> Non
     assert not rounded
 
 
-def test_a_rotation_is_one_node(small_bundle: Callable[[str], Path]) -> None:
+def test_rotations_and_norms_are_one_node_each(small_bundle: Callable[[str], Path]) -> None:
     bundle = small_bundle("f32")
-    for graph, expected in (("target", 2 * 2), ("drafter", 2 * 3), ("drafter_context", 3)):
+    target = read_manifest(bundle).target
+    delta, attention = len(target.delta_layers), len(target.attention_layers)
+    nodes = {  # rotations, norms: two of the stream in each layer, two inside of it
+        "target": (2 * attention, 4 * (delta + attention) + 1),
+        "drafter": (2 * 3, 4 * 3 + 1),
+        "drafter_context": (3, 3 + 1),
+    }
+    for graph, (rotations, norms) in nodes.items():
         compiled = ov.Core().compile_model(bundle / graph / "openvino_model.xml", "CPU")
         kinds = [str(node.get_rt_info()["layerType"].value) for node in compiled.get_runtime_model().get_ops()]
-        assert kinds.count("RoPE") == expected, graph
+        assert kinds.count("RoPE") == rotations, graph
+        assert kinds.count("RMS") == norms, graph
