@@ -64,6 +64,11 @@ def test_plain_decoding_computes_single_rows(small_bundle: Bundles) -> None:
     assert load(small_bundle("f32", "onnx"), max_context=64).models.minimum_rows == 1
 
 
+def test_a_context_of_a_few_tokens(small_bundle: Bundles) -> None:
+    engine = load(small_bundle("f32", "onnx"), max_context=8)
+    assert len(engine.generate([1, 2, 3], GenerationConfig(max_new_tokens=5, ignore_eos=True)).token_ids) == 5
+
+
 def test_the_cache_grows_and_shrinks_with_the_context(small_bundle: Bundles) -> None:
     engine = load(small_bundle("f32", "onnx"), max_context=700)
     cache = engine.models.target._cache
