@@ -18,7 +18,7 @@ from .protocols import FloatRows, Logits, Rows, Snapshot, Tokens
 from .recurrent import RecurrentLayers, most_rows
 
 _PREFILL_ROWS = 256
-CONTEXT_ROWS = 64  # of features that wait for the next draft
+CONTEXT_ROWS = 64  # of features, at most, that wait for the next draft
 
 
 class _TokenInputs:

@@ -54,7 +54,7 @@ def test_a_bundle_that_is_not_exact_says_so(pair_folder: Path, monkeypatch: pyte
     engine = load(bundle, max_context=64)
     if engine.is_exact:
         pytest.skip("kernels of this CPU are exact with long blocks, too")
-    assert 0 < engine.models.difference < 0.5
+    assert 0 < engine.models.difference < 0.5  # 1e-5, or 0.05 to 0.2 where an activation rounds to the next step
     assert len(engine.generate([1, 2, 3], GenerationConfig(max_new_tokens=8, ignore_eos=True)).token_ids) == 8
     shown = CliRunner().invoke(main, ["generate", str(bundle), "a", "-n", "2", "--json"])
     assert json.loads(shown.stdout)["is_exact"] is False and "not bit-exact" in shown.stderr
