@@ -18,7 +18,6 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-CHUNK = 16  # a recurrent state belongs to a position that is a multiple of this
 POSITIONS = 128  # of the key/value caches; more than the example needs
 TYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 Arrays = dict[str, NDArray[Any]]
@@ -49,20 +48,19 @@ class Target(Graph):
     """The target: every call sees the committed tokens and its own; `commit` says how many of its own stay."""
 
     length = 0
+    pending = 0  # committed rows that the recurrent states do not hold yet
 
     def verify(self, embeddings: NDArray[Any]) -> Arrays:
-        rows, pending = len(embeddings), self.length % CHUNK
-        counts = {"pending_rows": pending, "boundaries": (pending + rows) // CHUNK}
-        ports = {name: np.array([count], np.int32) for name, count in counts.items()}
-        return self.run(embeddings=embeddings, position_ids=self.positions(rows), **ports)
+        pending = np.array([self.pending], np.int32)
+        return self.run(embeddings=embeddings, position_ids=self.positions(len(embeddings)), pending_rows=pending)
 
     def positions(self, rows: int) -> NDArray[np.int32]:
         return np.arange(self.length, self.length + rows, dtype=np.int32)
 
     def commit(self, outputs: Arrays, count: int) -> None:
         """Take over the caches; rows after the committed ones are overwritten by the next call."""
-        pending = self.length % CHUNK
-        boundaries = (pending + count) // CHUNK
+        is_whole = count == len(outputs["hidden"])
+        self.pending, self.length = 0 if is_whole else count, self.length + count
         for name, array in outputs.items():
             kind, _, layer = name.partition(".")
             if kind.startswith("present_"):
@@ -70,13 +68,10 @@ class Target(Graph):
             elif kind == "rows":  # what the convolution reaches back to
                 past = self.carried[f"past_{name}"]
                 past[:] = np.concatenate([past, array[:count]])[-len(past) :]
-            elif kind in ("qk", "v", "gates"):  # the rows since the last boundary
-                past = self.carried[f"past_{name}"]
-                rows = np.concatenate([past[:pending], array[:count]])[boundaries * CHUNK :]
-                past[: len(rows)] = rows
-            elif kind == "next_state" and boundaries > 0:
+            elif kind == "kept":  # for the next call to take into the state
+                self.carried[f"past_{name}"][: self.pending] = array[: self.pending]
+            elif kind == ("final_state" if is_whole else "next_state"):
                 self.carried[f"state.{layer}"] = array
-        self.length += count
 
 
 def one_round(bundle: Path, prompt: list[int]) -> tuple[list[int], list[int]]:

@@ -19,7 +19,7 @@ operands of one rank.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,29 +42,28 @@ def gated_delta(
     too large by sqrt(key_dim), as queries are not scaled.
     """
     with ops.precise():
-        qk, values = _convolve(ops, at.inputs["past_rows"][layer], mixed, layer, spec, at.place, weights)
+        inputs = {name: layers[layer] for name, layers in at.inputs.items()}
+        qk, values = _convolve(ops, inputs["past_rows"], mixed, layer, spec, at.taps, weights)
         log_decay, beta = _gates(ops, gates, layer, spec, weights)
-        new = {"rows": mixed, "gates": ops.concat([log_decay, beta], 1)}
-        kept = {name: at.inputs[f"past_{name}"][layer] for name in spec.kept_widths(at.has_window)}
-        state = at.inputs["state"][layer]
         if isinstance(at.place, Span):
-            new |= {"qk": ops.reshape(qk, [-1, 2 * spec.key_heads * spec.key_dim]), "v": values}
-            out = sequential_delta(layer, kept, {name: new[name] for name in kept}, state, spec, at.place)
-            out = ops.reshape(out, [-1, spec.value_dim])
+            rest = (values, log_decay, beta)
+            out, kept = sequential_delta(layer, inputs["past_kept"], inputs["state"], qk, rest, spec, at.place)
+            out, made = ops.reshape(out, [-1, spec.value_dim]), {"kept": kept}
         else:
-            out, made = _window(ops, layer, kept, (qk, values, new["gates"], beta), state, spec, at.place)
-            new |= made
+            new_gates = ops.concat([log_decay, beta], 1)
+            out, made = _window(ops, layer, inputs, (qk, values, new_gates, beta), spec, at.place)
+            made["gates"] = new_gates
+        made["rows"] = mixed
         for name, layers in at.outputs.items():
-            layers[layer] = new[name]
+            layers[layer] = made[name]
         return out
 
 
 def _window(
     ops: Ops,
     layer: int,
-    kept: Mapping[str, Value],
+    inputs: Mapping[str, Value],
     new: tuple[Value, Value, Value, Value],
-    state: Value,
     spec: DeltaSpec,
     at: Window,
 ) -> tuple[Value, dict[str, Value]]:
@@ -74,12 +73,12 @@ def _window(
     """
     qk, values, gates, beta = new
     sizes = [1, spec.value_heads, spec.key_dim, spec.value_dim]
-    pieces = ops.concat([kept["k"], qk], 0)
-    first, second = _chunks(ops, pieces, ops.concat([kept["gates"], gates], 0), at, spec)
+    pieces = ops.concat([inputs["past_k"], qk], 0)
+    first, second = _chunks(ops, pieces, ops.concat([inputs["past_gates"], gates], 0), at, spec)
     values, beta = ops.reshape(values, [-1, spec.value_dim]), ops.reshape(beta, [-1, 1])
-    state = ops.reshape(state, sizes)
+    state = ops.reshape(inputs["state"], sizes)
     met, wanted = _meet(ops, first, state, values, beta, at.before, spec)
-    placed = ops.gather(ops.concat([kept["w"], wanted], 0), at.before.wanted)
+    placed = ops.gather(ops.concat([inputs["past_w"], wanted], 0), at.before.wanted)
     state = _advance(ops, first, pieces, state, placed, at.before, at.crossing)
     ops.output(f"next_state.{layer}", state, [-1, *sizes[1:]])
     own = [ops.gather(x, at.own) for x in (values, beta)]
@@ -99,7 +98,7 @@ def _window(
 
 
 def _convolve(
-    ops: Ops, past: Value, own: Value, layer: int, spec: DeltaSpec, place: Window | Span, weights: Weights
+    ops: Ops, past: Value, own: Value, layer: int, spec: DeltaSpec, taps: Sequence[Value], weights: Weights
 ) -> tuple[Value, Value]:
     """Causal depthwise convolution and SiLU of the rows `own` [T, conv_width], after those of `past` [kernel - 1, …].
 
@@ -107,14 +106,11 @@ def _convolve(
     """
     kernel = weights.array(f"layers.{layer}.linear_attn.conv1d.weight").reshape(spec.conv_width, spec.kernel)
     rows = ops.concat([past, own], 0)
-    if isinstance(place, Span):
-        rows = place.ops.causal_convolution(rows, kernel[:, None])
-    else:
-        tapped = [*(ops.gather(rows, tap) for tap in place.taps), own]
-        constants = (ops.constant(np.ascontiguousarray(tap)) for tap in kernel.T)
-        terms = [ops.multiply(x, tap) for x, tap in zip(tapped, constants, strict=True)]
-        rows = ops.silu(functools.reduce(ops.add, terms))
-    qk, values = ops.split(rows, [2 * spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim], 1)
+    tapped = [*(ops.gather(rows, tap) for tap in taps), own]
+    constants = (ops.constant(np.ascontiguousarray(tap)) for tap in kernel.T)
+    terms = [ops.multiply(x, tap) for x, tap in zip(tapped, constants, strict=True)]
+    rows = ops.silu(functools.reduce(ops.add, terms))
+    qk, values = ops.split(rows, [2 * spec.key_width, spec.value_width], 1)
     unit = np.full(spec.key_dim, spec.key_dim**-0.5, np.float32)  # OpenVINO has a kernel for this norm only
     return ops.rms_norm(ops.reshape(qk, [-1, spec.key_dim]), unit, 1e-6 / spec.key_dim), values
 

@@ -23,8 +23,7 @@ def cache_bytes(target: TargetSpec, drafter: DrafterSpec | None, context: int, k
     if target.delta is not None:
         delta = target.delta
         state = delta.value_heads * delta.key_dim * delta.value_dim
-        kept = sum(delta.kept_widths(has_window=False).values())  # the more of the two
-        pending = (delta.kernel - 1) * delta.conv_width + (CHUNK - 1) * kept
+        pending = (delta.kernel - 1) * delta.conv_width + CHUNK * sum(delta.kept_widths(has_window=True).values())
         total += len(target.delta_layers) * (3 * state + pending) * _F32  # current, at the next boundary, at the last
     return total
 

@@ -1,15 +1,14 @@
 """Turns the operation vocabulary into nodes of ONNX.
 
 Knows the standard operators and the contrib ones of ONNX Runtime (com.microsoft) that have no counterpart among them:
-FusedMatMul (products of transposed operands), MatMulNBits (products with 4- and 8-bit weights), GroupQueryAttention,
-CausalConvWithState and LinearAttention (recurrent layers). Does not know any architecture. The numbers of token rows
+FusedMatMul (products of transposed operands), MatMulNBits (products with 4- and 8-bit weights), GroupQueryAttention
+and LinearAttention (recurrent layers). Does not know any architecture. The numbers of token rows
 and of cached positions stay symbolic: one session serves every size.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .onnx_graph import TYPES, OnnxGraph
 from .specs import AttentionSpec, DeltaSpec
@@ -181,28 +180,14 @@ class OnnxOps(OnnxGraph):
         bounds = [self._emit("Squeeze", [n, self._index([0])])[0] for n in (self._index([0]), stop, self._index([1]))]
         return self._emit("Range", bounds)[0]
 
-    def causal_convolution(self, x: Value, kernel: NDArray[np.float32]) -> Value:
-        before = kernel.shape[2] - 1
-        past, new = self.slice(self._batch(x), 0, before, 1), self.slice(self._batch(x), before, 1 << 30, 1)
-        inputs, flags = [new, self.constant(kernel), "", past], {"channels_last": 1, "activation": "silu"}
-        out = self._emit("CausalConvWithState", inputs, 2, domain="com.microsoft", **flags)[0]
-        return self.reshape(out, [-1, kernel.shape[0]])
-
     def _batch(self, x: Value) -> Value:
         return self._emit("Unsqueeze", [x, self._index([0])])[0]
 
-    def recurrence(
-        self, query: Value, key: Value, value: Value, decay: Value, beta: Value, state: Value, spec: DeltaSpec
-    ) -> tuple[Value, Value]:
-        inputs = [self._batch(x) for x in (query, key, value, state, decay, beta)]
-        heads = {"q_num_heads": spec.key_heads, "kv_num_heads": spec.value_heads}
-        zero, rule = self._index([0]), {"update_rule": "gated_delta", "scale": 1.0}
-        both = self._emit("LinearAttention", inputs, 2, domain="com.microsoft", **heads, **rule)
-        return self._emit("Squeeze", [both[0], zero])[0], self._emit("Squeeze", [both[1], zero])[0]
+    def recurrence(self, rows: Sequence[Value], state: Value, spec: DeltaSpec) -> tuple[Value, Value]:
+        inputs = [*rows[:3], state, *rows[3:]]
+        attributes = {"q_num_heads": spec.key_heads, "kv_num_heads": spec.value_heads, "update_rule": "gated_delta"}
+        out, after = self._emit("LinearAttention", inputs, 2, domain="com.microsoft", scale=1.0, **attributes)
+        return out, after
 
     def between(self, x: Value, start: Value, stop: Value) -> Value:
         return self._emit("Slice", [x, start, stop, self.constant(np.zeros(1, np.int32))])[0]
-
-    def cut(self, x: Value, first: Value, second: Value) -> list[Value]:
-        lengths = self.convert(self.concat([first, second], 0), "i64")
-        return list(self._emit("Split", [x, lengths], 2, axis=0))

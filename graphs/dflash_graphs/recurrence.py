@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .sequential_delta import Span, span
+from .sequential_delta import Span
 from .specs import CHUNK, WINDOW, DeltaSpec
 from .vocabulary import Dim, Ops, Value
 
@@ -48,7 +48,6 @@ class Part:
 class Window:
     """Index arithmetic shared by all recurrent layers of one call, i32 where not said otherwise."""
 
-    taps: list[Value]  # [T] each: which row of (past_rows, new rows) a tap before the last one reads
     queries: Value  # [WINDOW / CHUNK, key_heads, CHUNK]: for each place; any where a row is kept
     keys: Value  # [WINDOW / CHUNK, key_heads, CHUNK]
     rows: Value  # [WINDOW]: which row of (kept, new rows) stands at each place
@@ -66,6 +65,7 @@ class Recurrence:
     """What the recurrent layers of one call share: where rows stand, and their ports by name and layer."""
 
     place: Window | Span
+    taps: list[Value]  # i32 [T] each: which row of (past_rows, new rows) a tap before the last one reads
     inputs: dict[str, dict[int, Value]]
     outputs: dict[str, dict[int, Value]]
 
@@ -87,18 +87,25 @@ class Recurrence:
 def recurrence(ops: Ops, spec: DeltaSpec, layers: Sequence[int], rows: Dim, ids: Value) -> Recurrence:
     """Declare the inputs; `ids` i32 [T] are the positions of the call's rows."""
     has_window = ops.kernels is None
+    shapes = {"past_rows": [spec.kernel - 1, spec.conv_width]}
+    state = [spec.value_heads, spec.key_dim, spec.value_dim]
+    if has_window:  # in pieces, as one reshape behind another would lose the mark
+        shapes |= {
+            "past_k": [(CHUNK - 1) * spec.key_heads, spec.key_dim],
+            "past_w": [(CHUNK - 1) * spec.value_heads, spec.value_dim],
+            "past_gates": [CHUNK - 1, 2 * spec.value_heads],
+            "state": state,
+        }
+    else:
+        shapes |= {"past_kept": [CHUNK, *spec.kept_widths(has_window).values()], "state": [1, *state]}
     with ops.precise():
-        widths = spec.kept_widths(has_window)
-        shapes = {"rows": [spec.kernel - 1, spec.conv_width]} | {name: [CHUNK - 1, n] for name, n in widths.items()}
-        if has_window:  # in pieces, as one reshape behind another would lose the mark
-            shapes["k"] = [(CHUNK - 1) * spec.key_heads, spec.key_dim]
-            shapes["w"] = [(CHUNK - 1) * spec.value_heads, spec.value_dim]
-        inputs = {f"past_{name}": ops.layers_input(f"past_{name}", layers, shape) for name, shape in shapes.items()}
-        inputs["state"] = ops.layers_input("state", layers, [spec.value_heads, spec.key_dim, spec.value_dim])
+        inputs = {name: ops.layers_input(name, layers, shape) for name, shape in shapes.items()}
     pending = ops.input("pending_rows", [1], "i32")
-    place = _window(ops, spec, rows, ids, pending) if ops.kernels is None else span(ops.kernels, ids, pending)
+    offsets = ops.subtract(ids, ops.slice(ids, 0, 1, 0))  # 0, 1, …
+    taps = [ops.add(offsets, ops.constant(np.array([j], np.int32))) for j in range(spec.kernel - 1)]
+    place = Span(ops.kernels, pending) if ops.kernels else _window(ops, spec, rows, offsets, pending)
     outputs = [*_row_widths(spec, has_window), *(["full_state"] if has_window else [])]
-    return Recurrence(place, inputs, {name: {} for name in outputs})
+    return Recurrence(place, taps, inputs, {name: {} for name in outputs})
 
 
 def _row_widths(spec: DeltaSpec, has_window: bool) -> dict[str, int]:
@@ -175,13 +182,13 @@ class _Indices:
         )
 
 
-def _window(ops: Ops, spec: DeltaSpec, call_rows: Dim, ids: Value, pending: Value) -> Window:
+def _window(ops: Ops, spec: DeltaSpec, call_rows: Dim, offsets: Value, pending: Value) -> Window:
     """Minima keep indices of what nothing reads inside their lists: backends differ in what they do beyond."""
     index, heads, full = _Indices(ops, spec), spec.value_heads, ops.input("full", [1])
     const, zero = index.const, index.const(0)
     before, behind = (ops.input(f"rows_{part}", [call_rows], "i32") for part in ("before", "behind"))
     reached, filled = ops.multiply(ops.slice(behind, 0, 1, 0), zero), ops.multiply(ops.convert(full, "i32"), zero)
-    offsets, last = ops.subtract(ids, ops.slice(ids, 0, 1, 0)), ops.subtract(ops.rows(ids), const(1))  # 0, 1, ... last
+    last = ops.subtract(ops.rows(offsets), const(1))
     border = ops.minimum(ops.subtract(const(CHUNK), pending), last)  # the first of `behind`
     places, to_second = ops.add(offsets, pending), const((heads - 1) * CHUNK)
     new, rows, keys = index.standing(pending, last)
@@ -209,7 +216,6 @@ def _window(ops: Ops, spec: DeltaSpec, call_rows: Dim, ids: Value, pending: Valu
     )
     moved = ops.select(ops.less(places, const(CHUNK)), zero, to_second)
     return Window(
-        taps=[ops.add(offsets, const(j)) for j in range(spec.kernel - 1)],
         queries=index.by_head(index.queries(new)),
         keys=index.by_head(keys),
         rows=rows,

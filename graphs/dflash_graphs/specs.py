@@ -76,13 +76,20 @@ class DeltaSpec:
     @property
     def conv_width(self) -> int:
         """Channels of the convolution: queries, keys, values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def key_width(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.value_heads * self.value_dim
 
     def kept_widths(self, has_window: bool) -> dict[str, int]:
-        """Values per row, by port, of what is kept of the rows since the last boundary; see `recurrence.py`."""
-        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        vectors = {"k": keys, "w": values} if has_window else {"qk": 2 * keys, "v": values}
-        return vectors | {"gates": 2 * self.value_heads}
+        """Values per row, by port, of what is kept of the rows since the state; see `recurrence.py`."""
+        widths = {"k": self.key_width, "w": self.value_width, "gates": 2 * self.value_heads}
+        return widths if has_window else {"kept": sum(widths.values())}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
 from .manifest import Port
@@ -132,26 +131,16 @@ class KernelOps(Ops, Protocol):
         """
         ...
 
-    def causal_convolution(self, x: Value, kernel: NDArray[np.float32]) -> Value:
-        """SiLU of the depthwise convolution with `kernel` [C, 1, K], [K - 1 + N, C] -> [N, C]."""
-        ...
+    def recurrence(self, rows: Sequence[Value], state: Value, spec: DeltaSpec) -> tuple[Value, Value]:
+        """Run the gated delta rule over N rows, which may be 0; return its output, as values, and the state after it.
 
-    def recurrence(
-        self, query: Value, key: Value, value: Value, decay: Value, beta: Value, state: Value, spec: DeltaSpec
-    ) -> tuple[Value, Value]:
-        """Run the gated delta rule over rows; return its output [N, value_heads * value_dim] and the state after it.
-
-        `query` and `key` [N, key_heads * key_dim] are unit vectors, the former scaled; `decay` (its logarithm) and
-        `beta` are [N, value_heads], `state` [value_heads, key_dim, value_dim]. N may be 0.
+        `rows` are unit queries and keys [1, N, key_heads * key_dim], values [1, N, value_heads * value_dim], log decays
+        and betas [1, N, value_heads]; `state` is [1, value_heads, key_dim, value_dim].
         """
         ...
 
     def between(self, x: Value, start: Value, stop: Value) -> Value:
         """Return the rows from `start` to before `stop` of the leading axis."""
-        ...
-
-    def cut(self, x: Value, first: Value, second: Value) -> list[Value]:
-        """Return the first `first` rows of the leading axis and the other `second`."""
         ...
 
 

@@ -15,7 +15,7 @@ from .backends import Backend, Graph
 from .bundle import Bundle, Embeddings
 from .device import Settings
 from .protocols import FloatRows, Logits, Rows, Snapshot, Tokens
-from .recurrent import RecurrentLayers, most_rows
+from .recurrent import RecurrentLayers, recurrent_form
 
 _PREFILL_ROWS = 256
 CONTEXT_ROWS = 64  # of features, at most, that wait for the next draft
@@ -48,16 +48,15 @@ class CachedTarget:
         spec = bundle.manifest.target
         ports = {port.name for port in bundle.manifest.graphs["target"].inputs}
         self.prefill_rows = self.max_rows = _PREFILL_ROWS
-        if spec.delta is not None:  # a call that may be committed in part has to reach no second chunk boundary
-            self.prefill_rows, self.max_rows = most_rows(ports), CHUNK
+        form = recurrent_form(ports)
+        if spec.delta is not None:  # fewer rows may be committed in part than the widest call has
+            self.prefill_rows, self.max_rows = form.most_rows, CHUNK
         self._graph, self._cache = backend.attention_graph(bundle, "target", settings, capacity + self.prefill_rows)
         self._inputs = _TokenInputs(self._graph, embeddings, self.prefill_rows, spec.hidden_size)
         self._capacity, self.length = capacity, 0
-        self._pending = np.zeros(1, np.int32)
         self._recurrent: RecurrentLayers | None = None
         if spec.delta is not None:
-            self._graph.bind("pending_rows", self._pending)
-            self._recurrent = RecurrentLayers(self._graph, ports, len(spec.delta_layers), spec.delta)
+            self._recurrent = form(self._graph, len(spec.delta_layers), spec.delta)
         self._has_features = bundle.manifest.drafter is not None
         # weights are packed at the first call, if not before; buffers that grow with each wider one would leave holes
         self.verify([0] * WINDOW)
@@ -65,10 +64,10 @@ class CachedTarget:
     def prefill_piece(self, left: int) -> int:
         if self._recurrent is None:
             return min(left, self.prefill_rows)
-        pending = int(self._pending[0])
-        if pending + left < WINDOW:
+        taken = self._recurrent.taken
+        if taken + left < WINDOW:
             return left
-        return min(left - CHUNK, self.prefill_rows - pending)  # at a boundary again
+        return min(left - CHUNK, self.prefill_rows - taken)  # with nothing taken any more
 
     def verify(self, tokens: Sequence[int]) -> Rows:
         rows = len(tokens)
@@ -77,31 +76,31 @@ class CachedTarget:
         self._inputs.place(tokens, self.length)
         self._cache.place(self.length, rows)
         if self._recurrent is not None:
-            self._recurrent.place(int(self._pending[0]), rows)
+            self._recurrent.place(rows)
         self._graph.run()
+        if self._recurrent is not None:
+            self._recurrent.has_run()
         hidden = self._graph.output("hidden")
         return Rows(hidden, self._graph.output("features") if self._has_features else hidden[:, :0])
 
     def commit(self, count: int) -> None:
         if self._recurrent is not None:
-            self._recurrent.commit(int(self._pending[0]), count)
+            self._recurrent.commit(count)
         self.length += count
-        self._pending[0] = self.length % CHUNK
 
     def reset(self) -> None:
-        self.length, self._pending[0] = 0, 0
+        self.length = 0
         if self._recurrent is not None:
             self._recurrent.reset()
 
     def snapshot(self) -> Snapshot:
         """Copy what the recurrent layers carry; keys and values stay where they are."""
-        carried = () if self._recurrent is None else self._recurrent.carried(int(self._pending[0]))
+        carried = () if self._recurrent is None else self._recurrent.carried()
         return Snapshot(self.length, tuple(carried))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of a prefix of what is committed."""
         self.length = snapshot.length
-        self._pending[0] = self.length % CHUNK
         if self._recurrent is not None:
             self._recurrent.put(snapshot.arrays)
 

@@ -55,7 +55,7 @@ class CompiledGraph:
     def bind_layers_output(self, name: str, array: NDArray[Any]) -> None:
         if id(array) not in self._taking_turns:
             ports = zip(layer_ports(self._outputs, name), array, strict=True)  # stacked, these would be copied
-            tensors = [(self._outputs[port], ov.Tensor(part[None], shared_memory=True)) for port, part in ports]
+            tensors = [(self._outputs[port], ov.Tensor(part, shared_memory=True)) for port, part in ports]
             self._taking_turns[id(array)] = (array, tensors)
         for port, tensor in self._taking_turns[id(array)][1]:
             self._request.set_tensor(port, tensor)

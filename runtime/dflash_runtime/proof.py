@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .loop import Greedy, Round
-from .protocols import Logits, Proposal, Rows
+from .protocols import Logits, Proposal, Rows, Snapshot, Target
 
 
 class Recorder:
@@ -24,6 +24,12 @@ class Recorder:
         for i in range(len(tokens)):
             self.rows[position + i] = logits.row(i)
         return tokens
+
+
+def comparable_state(target: Target) -> Snapshot:
+    """What the target carries, whatever calls brought it here: one more takes the last one's rows into the state."""
+    target.verify([0, 0])
+    return target.snapshot()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""What the recurrent layers carry from call to call: states at the last chunk boundary and the rows since.
+"""What the recurrent layers carry from call to call: a state and the rows since.
 
-Knows the ports of `dflash_graphs.recurrence`. Does not know which library runs the graph.
+Knows the ports of `dflash_graphs.recurrence` and `sequential_delta`. Does not know which library runs the graph.
 """
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 
 import numpy as np
@@ -16,6 +17,73 @@ Arrays = Sequence[NDArray[np.float32]]
 _FLAGS = [np.ones(n, np.float32) for n in (0, 1)]
 
 
+class RecurrentLayers(ABC):
+    """All recurrent layers of a target."""
+
+    most_rows: int  # of a call where nothing is taken
+
+    def __init__(
+        self, graph: Graph, layers: int, spec: DeltaSpec, states: int, kept: dict[str, tuple[int, int]]
+    ) -> None:
+        """`kept` are the sizes, rows and width, of what is kept by port."""
+        self._graph = graph
+        self.pending = np.zeros(1, np.int32)  # rows kept since the state
+        shape = (layers, 1, spec.value_heads, spec.key_dim, spec.value_dim)
+        self.states = [np.zeros(shape, np.float32) for _ in range(states)]  # the current one first
+        self.recent = np.zeros((layers, spec.kernel - 1, spec.conv_width), np.float32)  # what the convolution reaches
+        self.kept = {name: np.zeros((layers, *sizes), np.float32) for name, sizes in kept.items()}
+        for name, array in (("rows", self.recent), *self.kept.items()):
+            graph.bind_layers(f"past_{name}", array)
+        graph.bind("pending_rows", self.pending)
+        self._bind_states()
+
+    @property
+    @abstractmethod
+    def taken(self) -> int:
+        """By how many rows the next call has to be shorter than `most_rows`."""
+
+    @abstractmethod
+    def _bind_states(self) -> None: ...
+
+    def place(self, rows: int) -> None:
+        """Say how many rows the next call has."""
+        if rows > self.most_rows - self.taken:
+            raise ValueError(f"a call takes {self.most_rows - self.taken} rows here at most, not {rows}")
+
+    def has_run(self) -> None:  # noqa: B027
+        """Take note that the call placed last has run."""
+
+    @abstractmethod
+    def commit(self, count: int) -> None:
+        """Keep the first `count` rows of the last call."""
+
+    def _reach(self, count: int) -> None:
+        """Keep for the convolution what it reaches of the first `count` rows of the last call."""
+        new = min(count, self.recent.shape[1])
+        self.recent[:, :-new] = self.recent[:, new:]
+        self.recent[:, -new:] = self._rows("rows", self.recent, count - new, count)
+
+    def _rows(self, name: str, like: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:
+        return self._graph.layers_rows(name, (len(like), like.shape[2]), start, stop)
+
+    def carried(self) -> Arrays:
+        """Copies of the state and of the kept rows."""
+        pending = int(self.pending[0])
+        return [self.states[0].copy(), self.recent.copy(), *(kept[:, :pending].copy() for kept in self.kept.values())]
+
+    def put(self, carried: Arrays) -> None:
+        """Take back what `carried` copied."""
+        self.states[0][...], self.recent[...] = carried[0], carried[1]
+        self.pending[0] = pending = carried[2].shape[1]
+        for kept, rows in zip(self.kept.values(), carried[2:], strict=True):
+            kept[:, :pending] = rows
+
+    def reset(self) -> None:
+        self.pending[0] = 0
+        for array in (self.states[0], self.recent, *self.kept.values()):
+            array[...] = 0
+
+
 @functools.cache  # the same arrays each time: what is bound is seen at once
 def _listed(pending: int, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Which of a call's rows stand before and behind the window's boundary; of the latter one at least, if reached."""
@@ -23,86 +91,92 @@ def _listed(pending: int, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int3
     return all_rows[:border], all_rows[min(border, rows - 1) :] if rows >= border else all_rows[:0]
 
 
-def most_rows(ports: Container[str]) -> int:
-    """Return the most rows of a call at a chunk boundary, given the graph's inputs; behind one so many fewer."""
-    return WINDOW if _has_window(ports) else 4 * CHUNK
+class WindowLayers(RecurrentLayers):
+    """In aligned chunks: states stand at chunk boundaries (now, the next one, the one after that)."""
 
+    most_rows = WINDOW
 
-def _has_window(ports: Container[str]) -> bool:
-    return "rows_behind" in ports
+    def __init__(self, graph: Graph, layers: int, spec: DeltaSpec) -> None:
+        widths = spec.kept_widths(has_window=True)
+        super().__init__(graph, layers, spec, 3, {name: (CHUNK - 1, width) for name, width in widths.items()})
+        self._is_full = False  # whether the last call filled the window
+        self.place(0)
 
+    @property
+    def taken(self) -> int:
+        return int(self.pending[0])
 
-class RecurrentLayers:
-    """All recurrent layers of a target; `pending` below is the number of rows kept since the boundary."""
-
-    def __init__(self, graph: Graph, ports: Container[str], layers: int, spec: DeltaSpec) -> None:
-        self._graph, self._has_window, self._most_rows = graph, _has_window(ports), most_rows(ports)
-        shape = (layers, spec.value_heads, spec.key_dim, spec.value_dim)
-        self.states = [np.zeros(shape, np.float32) for _ in range(3)]  # current, next, after a full window
-        self.recent = np.zeros((layers, spec.kernel - 1, spec.conv_width), np.float32)  # what the convolution reaches
-        widths = spec.kept_widths(self._has_window).items()
-        self.kept = {name: np.zeros((layers, CHUNK - 1, width), np.float32) for name, width in widths}
-        for name, array in (("rows", self.recent), *self.kept.items()):
-            graph.bind_layers(f"past_{name}", array)
-        self._boundaries = np.zeros(1, np.int32)  # that the next call reaches
-        if not self._has_window:
-            graph.bind("boundaries", self._boundaries)
-        self._bind()
-        self.place(0, 0)
-
-    def _bind(self) -> None:
+    def _bind_states(self) -> None:
         self._graph.bind_layers("state", self.states[0])
         self._graph.bind_layers_output("next_state", self.states[1])
-        if self._has_window:
-            self._graph.bind_output("full_state", self.states[2])
+        self._graph.bind_output("full_state", self.states[2][:, 0])
 
-    def place(self, pending: int, rows: int) -> None:
-        """Say how many rows the next call has; those that do not reach a chunk's end spare the work behind it."""
-        if pending + rows > self._most_rows:
-            raise ValueError(f"a call takes {self._most_rows - pending} rows here at most, not {rows}")
-        self._boundaries[0] = boundaries = (pending + rows) // CHUNK
-        if self._has_window:
-            before, behind = _listed(pending, rows)
-            self._graph.bind("rows_before", before)
-            self._graph.bind("rows_behind", behind)
-            self._graph.bind("full", _FLAGS[boundaries > 1])
+    def place(self, rows: int) -> None:
+        """As above; rows that do not reach a chunk's end spare the work behind it."""
+        super().place(rows)
+        before, behind = _listed(self.taken, rows)
+        self._is_full = self.taken + rows == WINDOW
+        self._graph.bind("rows_before", before)
+        self._graph.bind("rows_behind", behind)
+        self._graph.bind("full", _FLAGS[self._is_full])
 
-    def commit(self, pending: int, count: int) -> None:
-        """Append the first `count` new rows to the `pending` ones; past a boundary, take the state there instead.
-
-        Only a call that reaches no more than one boundary can be committed in part.
-        """
-        added, boundaries = count, (pending + count) // CHUNK
-        if 1 < self._boundaries[0] != boundaries:
-            raise ValueError(f"{count} rows of a call past several chunk boundaries cannot be committed alone")
+    def commit(self, count: int) -> None:
+        """Append the rows to the pending ones; past a boundary, take the state there instead."""
+        pending, added = self.taken, count
+        boundaries = (pending + count) // CHUNK
+        if self._is_full and boundaries < 2:
+            raise ValueError(f"{count} rows of a call that fills the window cannot be committed alone")
         if boundaries > 0:
-            reached = 2 if boundaries > 1 and self._has_window else 1
-            self.states[0], self.states[reached] = self.states[reached], self.states[0]
-            self._bind()
+            self.states[0], self.states[boundaries] = self.states[boundaries], self.states[0]
+            self._bind_states()
             added = pending + count - boundaries * CHUNK
             pending = 0
         for name, kept in self.kept.items():
             is_behind = name == "w" and boundaries > 0
-            rows = self._rows("w_behind", 0, added) if is_behind else self._rows(name, count - added, count)
-            kept[:, pending : pending + added] = rows
-        new = min(count, self.recent.shape[1])
-        self.recent[:, :-new] = self.recent[:, new:]
-        self.recent[:, -new:] = self._rows("rows", count - new, count)
+            first = 0 if is_behind else count - added
+            new = self._rows("w_behind" if is_behind else name, kept, first, first + added)
+            kept[:, pending : pending + added] = new
+        self.pending[0] = pending + added
+        self._reach(count)
 
-    def _rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
-        width = (self.recent if name == "rows" else self.kept[name.removesuffix("_behind")]).shape[2]
-        return self._graph.layers_rows(name, (len(self.recent), width), start, stop)
 
-    def carried(self, pending: int) -> Arrays:
-        """Copies of the states and of the kept rows."""
-        return [self.states[0].copy(), self.recent.copy(), *(kept[:, :pending].copy() for kept in self.kept.values())]
+class SpanLayers(RecurrentLayers):
+    """By a kernel that goes token by token: a call takes the kept rows into the state before it runs its own."""
 
-    def put(self, carried: Arrays) -> None:
-        """Take back what `carried` copied."""
-        self.states[0][...], self.recent[...] = carried[0], carried[1]
-        for kept, rows in zip(self.kept.values(), carried[2:], strict=True):
-            kept[:, : rows.shape[1]] = rows
+    most_rows = 4 * CHUNK
+    taken = 0
 
-    def reset(self) -> None:
-        for array in (self.states[0], self.recent, *self.kept.values()):
-            array[...] = 0
+    def __init__(self, graph: Graph, layers: int, spec: DeltaSpec) -> None:
+        widths = spec.kept_widths(has_window=False)
+        super().__init__(graph, layers, spec, 2, {name: (CHUNK, width) for name, width in widths.items()})
+        self._placed = 0
+
+    def _bind_states(self) -> None:
+        self._graph.bind_layers("state", self.states[0])
+        self._graph.bind_layers_output("next_state", self.states[0])
+        self._graph.bind_layers_output("final_state", self.states[1])
+
+    def place(self, rows: int) -> None:
+        super().place(rows)
+        self._placed = rows
+
+    def has_run(self) -> None:
+        self.pending[0] = 0
+
+    def commit(self, count: int) -> None:
+        """Keep the rows for the next call; of a longer call than that takes, which is committed whole, the state."""
+        if count <= CHUNK:
+            for name, kept in self.kept.items():
+                kept[:, :count] = self._rows(name, kept, 0, count)
+            self.pending[0] = count
+        elif count == self._placed:
+            self.states.reverse()
+            self._bind_states()
+        else:
+            raise ValueError(f"{count} of {self._placed} rows cannot be committed alone")
+        self._reach(count)
+
+
+def recurrent_form(ports: Container[str]) -> type[WindowLayers | SpanLayers]:
+    """Return the form that the inputs `ports` of a target are for."""
+    return WindowLayers if "rows_behind" in ports else SpanLayers

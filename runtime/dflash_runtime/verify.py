@@ -24,7 +24,7 @@ from .context import Context
 from .engine import Engine
 from .loading import Models
 from .loop import Decoder, Greedy, Round, Sampler
-from .proof import Comparer, Difference, KnowingProposer, RandomWidth, Recorder
+from .proof import Comparer, Difference, KnowingProposer, RandomWidth, Recorder, comparable_state
 from .protocols import Proposer
 from .selftest import row_outputs, smallest_exact_rows
 from .width import WidthPolicy
@@ -168,11 +168,11 @@ def _decode(
 
 def _is_state_of(models: Models, committed: Sequence[int]) -> bool:
     """Whether the recurrent state is that of a run which saw `committed` and nothing else."""
-    warm = models.target.snapshot()
+    warm = comparable_state(models.target)
     context = Context(models.target, None)
     context.clear()
     Decoder(context, models.head, None, models.minimum_rows).prefill(committed, Greedy())
-    cold = models.target.snapshot()
+    cold = comparable_state(models.target)
     arrays = zip(warm.arrays, cold.arrays, strict=True)
     return warm.length == cold.length and all(np.array_equal(a, b) for a, b in arrays)
 

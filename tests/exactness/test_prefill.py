@@ -9,6 +9,7 @@ from dflash_graphs.specs import CHUNK
 from dflash_runtime.backends import backend_for
 from dflash_runtime.bundle import Embeddings, open_bundle
 from dflash_runtime.models import CachedTarget
+from dflash_runtime.proof import comparable_state
 from numpy.typing import NDArray
 
 TOKENS = 128
@@ -41,7 +42,7 @@ def _prefill(target: CachedTarget, tokens: list[int], pieces: list[int]) -> list
         rows = target.verify([*piece, *[0] * (2 - size)])
         parts.append([rows.hidden[:size].copy(), rows.features[:size].copy()])
         target.commit(size)
-    return [*(np.concatenate(outs) for outs in zip(*parts, strict=True)), *target.snapshot().arrays]
+    return [*(np.concatenate(outs) for outs in zip(*parts, strict=True)), *comparable_state(target).arrays]
 
 
 @pytest.mark.parametrize(
