@@ -150,15 +150,21 @@ class SpanLayers(RecurrentLayers):
         widths = spec.kept_widths(has_window=False)
         super().__init__(graph, layers, spec, 2, {name: (CHUNK, width) for name, width in widths.items()})
         self._placed = 0
+        # final states that nobody reads go to one place, which stays in the processor's caches
+        self._nowhere = np.broadcast_to(np.zeros_like(self.states[0][0]), self.states[0].shape)
+        self._final = self.states[0]  # where the last call's went
 
     def _bind_states(self) -> None:
         self._graph.bind_layers("state", self.states[0])
         self._graph.bind_layers_output("next_state", self.states[0])
-        self._graph.bind_layers_output("final_state", self.states[1])
 
     def place(self, rows: int) -> None:
         super().place(rows)
         self._placed = rows
+        final = self.states[1] if rows > CHUNK else self._nowhere
+        if final is not self._final:
+            self._graph.bind_layers_output("final_state", final)
+        self._final = final
 
     def has_run(self) -> None:
         self.pending[0] = 0
