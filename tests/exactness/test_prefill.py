@@ -64,6 +64,31 @@ def test_pieces_of_any_size_give_the_same_bits(
             np.testing.assert_array_equal(a, b, err_msg=str(pieces))
 
 
+@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+def test_calls_that_nothing_is_kept_of_leave_no_trace(small_bundle: Callable[..., Path], backend: str) -> None:
+    target = _target(small_bundle("f32", backend))
+    tokens = np.random.default_rng(1).integers(3, 4000, TOKENS).tolist()
+    expected = _prefill(target, tokens, [32, 5, 11, 9])
+    target.reset()
+    for size in (32, 5, 11, 9):
+        piece, tokens = tokens[:size], tokens[size:]
+        for rejected in (tokens[:16], tokens[16:18], piece):
+            target.verify(rejected)
+        target.commit(size)
+    for a, b in zip(expected[2:], comparable_state(target).arrays, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_of_a_call_no_more_is_kept_than_the_next_one_takes_in(small_bundle: Callable[..., Path]) -> None:
+    target = _target(small_bundle("f32", "onnx"))
+    target.verify([3] * 24)
+    for count in (17, 23):
+        with pytest.raises(ValueError, match="of 24 rows cannot be committed alone"):
+            target.commit(count)
+    target.commit(16)
+    assert target.length == 16
+
+
 def test_a_call_that_fills_the_window_is_committed_as_a_whole(small_bundle: Callable[..., Path]) -> None:
     target = _target(small_bundle("f32"))
     target.verify([3] * 32)
