@@ -2,8 +2,8 @@
 
 Knows the standard operators and the contrib ones of ONNX Runtime (com.microsoft) that have no counterpart among them:
 FusedMatMul (products of transposed operands), MatMulNBits (products with 4- and 8-bit weights), GroupQueryAttention
-and LinearAttention (recurrent layers). Does not know any architecture. The numbers of token rows
-and of cached positions stay symbolic: one session serves every size.
+and LinearAttention (recurrent layers). Does not know any architecture. The numbers of token rows and of cached
+positions stay symbolic: one session serves every size.
 """
 
 from collections.abc import Sequence

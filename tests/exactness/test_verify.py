@@ -106,16 +106,16 @@ def test_interrupt_prints_what_was_checked(bundle: Path, monkeypatch: pytest.Mon
 
 def _leave_a_rejected_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recurrent layers keep the row after the last accepted one in its place, whenever there is one."""
-    commit = recurrent.RecurrentLayers.commit
+    commit = recurrent.WindowLayers.commit
 
-    def faulty(self: Any, pending: int, count: int) -> None:
-        commit(self, pending, count)
-        last = (pending + count) % 16 - 1
+    def faulty(self: Any, count: int) -> None:
+        commit(self, count)
+        last = self.pending[0] - 1
         rejected = self._graph.layers_rows("k", (len(self.recent), self.kept["k"].shape[2]), count, count + 1)
         if rejected.shape[1] and last >= 0:
             self.kept["k"][:, last] = rejected[:, 0]
 
-    monkeypatch.setattr(recurrent.RecurrentLayers, "commit", faulty)
+    monkeypatch.setattr(recurrent.WindowLayers, "commit", faulty)
 
 
 def _shift_verified_keys(monkeypatch: pytest.MonkeyPatch) -> None:
