@@ -28,12 +28,15 @@ class SessionGraph:
     def __init__(self, session: ort.InferenceSession) -> None:
         self._session, self._binding = session, session.io_binding()
         self._inputs = {port.name: port.shape[0] for port in session.get_inputs() if port.shape[0] in _ROWS}
-        self._outputs = {port.name: tuple(port.shape) for port in session.get_outputs() if port.shape[0] in _ROWS}
+        self._outputs: dict[tuple[Any, ...], list[str]] = {}  # with rows: those of all layers by name and shape
+        for port in session.get_outputs():
+            if port.shape[0] in _ROWS:
+                self._outputs.setdefault((port.name.rpartition(".")[0], *port.shape), []).append(port.name)
         ports = [port.name for port in (*session.get_inputs(), *session.get_outputs())]
         names = {port.rpartition(".")[0] for port in ports if "." in port}
         self._layers = {name: layer_ports(ports, name) for name in names}
         self._bound: dict[str, NDArray[Any]] = {}
-        self._memory: dict[str, NDArray[np.float32]] = {}  # of outputs with the most rows so far
+        self._memory: dict[str, NDArray[np.float32]] = {}  # by the first port: [layers, most rows so far, …]
         self._rows: dict[str, int] = {}
         self._run_rows: dict[str, int] = {}
 
@@ -63,11 +66,12 @@ class SessionGraph:
 
     def run(self) -> None:
         if self._rows != self._run_rows:
-            for name, (size, *shape) in self._outputs.items():
-                rows = self._rows[size]
-                if name not in self._memory or len(self._memory[name]) < rows:
-                    self._memory[name] = np.empty((rows, *shape), np.float32)
-                self.bind_output(name, self._memory[name][:rows])
+            for (_, size, *shape), ports in self._outputs.items():
+                rows, memory = self._rows[size], self._memory.get(ports[0])
+                if memory is None or memory.shape[1] < rows:
+                    memory = self._memory[ports[0]] = np.empty((len(ports), rows, *shape), np.float32)
+                for port, part in zip(ports, memory, strict=True):
+                    self.bind_output(port, part[:rows])
             self._run_rows = dict(self._rows)
         self._session.run_with_iobinding(self._binding)
 
@@ -76,7 +80,7 @@ class SessionGraph:
 
     def layers_rows(self, name: str, sizes: tuple[int, int], start: int, stop: int) -> NDArray[Any]:
         layers, width = sizes
-        return np.stack([self.output(port)[start:stop] for port in self._layers[name]]).reshape(layers, -1, width)
+        return self._memory[self._layers[name][0]][:, start:stop].reshape(layers, -1, width)
 
 
 class DenseCache:
