@@ -77,11 +77,9 @@ class CachedTarget:
         self._cache.place(self.length, rows)
         if self._recurrent is not None:
             self._recurrent.place(rows)
-        try:
-            self._graph.run()
-        finally:  # Ctrl-C is raised when it has run
-            if self._recurrent is not None:
-                self._recurrent.has_run()
+        self._graph.run()
+        if self._recurrent is not None:
+            self._recurrent.has_run()
         hidden = self._graph.output("hidden")
         return Rows(hidden, self._graph.output("features") if self._has_features else hidden[:, :0])
 

@@ -152,7 +152,7 @@ class SpanLayers(RecurrentLayers):
         self._placed = 0
         # final states that nobody reads go to one place, which stays in the processor's caches
         self._nowhere = np.broadcast_to(np.zeros_like(self.states[0][0]), self.states[0].shape)
-        self._final = self.states[0]  # where the last call's went
+        self._final: NDArray[np.float32] | None = None  # where the last call's went
 
     def _bind_states(self) -> None:
         self._graph.bind_layers("state", self.states[0])

@@ -1,5 +1,6 @@
 """Whatever is drafted, however wide: the same tokens, the same logits bit for bit, the same state."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from dflash_runtime import Engine, GenerationConfig, load
 from dflash_runtime.context import Context
 from dflash_runtime.loop import Decoder, Greedy
+from dflash_runtime.models import CachedTarget
 from dflash_runtime.proof import KnowingProposer, RandomWidth, comparable_state
 from dflash_runtime.verify import draft_independence, self_tests
 from dflash_runtime.width import FixedWidth
@@ -75,6 +77,35 @@ def test_state_after_every_partial_acceptance_is_that_of_a_cold_run(
         models.target.restore(warm)
     assert context.tokens == [*prompt, *truth][: len(context.tokens)]
     assert partial >= 5
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_request_that_is_cut_short_spoils_no_later_one(
+    any_engine: Engine, golden: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    prompt, target = golden[0]["prompt_ids"], any_engine.models.target
+    assert isinstance(target, CachedTarget)
+    plainly = GenerationConfig(max_new_tokens=24, draft=False, ignore_eos=True)
+    later = GenerationConfig(max_new_tokens=14, ignore_eos=True)
+    any_engine.context.clear()
+    expected = any_engine.generate(prompt, plainly).token_ids
+    any_engine.context.clear()
+    any_engine.generate([*prompt, *expected[:10]], later)
+    carried = comparable_state(target).arrays
+    run, calls = target._graph.run, itertools.count()
+
+    def cut_short() -> None:
+        run()
+        if next(calls) == 4:  # states have moved on, and nobody knows
+            raise error
+
+    any_engine.context.clear()
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(target._graph, "run", cut_short)
+        any_engine.generate(prompt, plainly)
+    assert any_engine.generate([*prompt, *expected[:10]], later).token_ids == expected[10:]
+    for a, b in zip(comparable_state(target).arrays, carried, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
