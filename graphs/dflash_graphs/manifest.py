@@ -11,7 +11,7 @@ import msgspec
 from .errors import BundleError
 from .specs import DrafterSpec, TargetSpec
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MANIFEST = "dflash.json"
 GRAPHS = ("target", "head", "drafter_context", "drafter")
 EMBEDDINGS = "embeddings.bin"

@@ -155,9 +155,12 @@ class OnnxOps(OnnxGraph):
     def causal_attention(
         self, query: Value, key: Value, value: Value, past: tuple[Value, Value], ids: Value, spec: AttentionSpec
     ) -> tuple[Value, Value, Value]:
-        """A single row takes another path, with other bits: it is run twice, the copy at the position after it."""
+        """A row alone has other bits: in a call of its own, and behind the last full tile of rows (129 of them, say).
+
+        So an odd number of rows gets one more, a copy of the last, at the position after it; tiles have even sizes.
+        """
         rows, one = self._emit("Shape", [ids], start=0, end=1)[0], self._index([1])
-        count = self._emit("Max", [rows, self._index([2])])[0]
+        count = self.add(rows, self._emit("Mod", [rows, self._index([2])])[0])
         total = self.add(self.convert(self.slice(ids, 0, 1, 0), "i64"), count)
         places = self._batch(self.minimum(self._range(count), self.subtract(rows, one)))  # [1, count]
         widths = (spec.heads * spec.head_dim, spec.kv_width, spec.kv_width)

@@ -96,7 +96,7 @@ class DenseCache:
         }
 
     def place(self, past: int, rows: int) -> None:
-        needed = past + rows + 1  # a single row may be run with a copy
+        needed = past + rows + 1  # an odd number of rows is run with a copy of the last
         size = -(-needed // _STEP) * _STEP
         if size > self._size or size < self._size // 4:
             self._resize(size)
